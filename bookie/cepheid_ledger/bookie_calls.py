@@ -1,4 +1,4 @@
-"""Calls to several bookies at once, of which some may hang."""
+"""Concurrent calls to several bookies, some of which may hang."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from cepheid_ports import CepheidError
 
 
 class LedgerError(CepheidError):
-    """Root of this package's errors."""
+    """Base class of this package's errors."""
 
 
 class InvalidQuorumsError(LedgerError):

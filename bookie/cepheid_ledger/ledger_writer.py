@@ -122,7 +122,7 @@ class LedgerWriter:
 
     @property
     def length(self) -> int:
-        """Payload bytes of everything pushed."""
+        """Payload bytes of all pushed entries."""
         return self._length_pushed
 
     @property

@@ -163,12 +163,12 @@ _HOMES = {
     "cepheid.topic_consumer": ("KeyShared", "NackBackoff"),
     "cepheid_security.oauth2": ("ClientCredentials",),
 }
-"""What each module gives; a test compares it with the imports above."""
+"""Names exported by each module; a test compares them with the imports above."""
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is used: `import cepheid` costs a few milliseconds, and an admin script does not load the client."""
+    """Import a name on first use: `import cepheid` costs a few milliseconds, and an admin script does not load the client."""
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = getattr(import_module(_HOME_OF[name]), name)

@@ -1,6 +1,6 @@
-"""Which acknowledgements wait to be sent, and which messages of a batch are acknowledged. No I/O.
+"""Tracks acknowledgements that wait to be sent, and the acknowledged messages of batches. No I/O.
 
-An entry is acknowledged as a whole once all of its messages are. Until then the broker is told which messages of the batch are
+An entry is acknowledged as a whole once all of its messages are. Until then the broker is sent the messages of the batch that are
 left, as bits: bit i is 1 while message i is not acknowledged.
 
 Applications acknowledge messages of the same batch one after the other. `ack` returns the batch's record: while the batch waits to
@@ -23,17 +23,17 @@ _DIGITS = bytes.maketrans(b"\0\1", b"01")
 
 
 class BatchPart:
-    """The messages of one batch that are not acknowledged. `flags` has a byte for each message: 1 while it is left."""
+    """The unacknowledged messages of one batch. `flags` has a byte for each message: 1 while it is left."""
 
     __slots__ = ("flags", "is_waiting", "left")
 
     def __init__(self, flags: bytearray) -> None:
         self.flags = flags
         self.left = flags.count(1)
-        self.is_waiting = False  # it is to be sent to the broker, and the tracker knows it
+        self.is_waiting = False  # waits to be sent to the broker, and is in the tracker
 
     def ack(self, index: int) -> bool:
-        """Mark a message of a batch that waits to be sent. Return False if the tracker must do it: nothing was done then."""
+        """Mark a message of a waiting batch. Return False, without any change, if the tracker must do it."""
         if not self.is_waiting or self.left <= 1:
             return False
         if self.flags[index]:
@@ -47,12 +47,12 @@ class BatchPart:
 
 
 class AckTracker:
-    """Of one topic consumer. `batch_index`: tell the broker about parts of batches too."""
+    """The acknowledgements of one topic consumer. `batch_index`: send partial acknowledgements of batches, too."""
 
     def __init__(self, *, batch_index: bool) -> None:
         self._batch_index = batch_index
         self._left: dict[Place, BatchPart] = {}  # entries acknowledged in part
-        self._waiting: dict[Place, BatchPart | None] = {}  # to be sent: None for the whole entry, else what is left of it
+        self._waiting: dict[Place, BatchPart | None] = {}  # to be sent: None for the whole entry, otherwise what is left of it
         self._cumulative: tuple[Place, int] | None = None
 
     def __len__(self) -> int:
@@ -89,20 +89,20 @@ class AckTracker:
         if index >= 0 and index < batch_size - 1:
             left = ((1 << batch_size) - 1) & ~((1 << (index + 1)) - 1)
             if not self._batch_index:
-                place, left = (place[0], place[1] - 1), 0  # entry -1 means: before the first entry of the ledger
+                place, left = (place[0], place[1] - 1), 0  # entry -1 means before the first entry of the ledger
         if self._cumulative is None or (place, -left) > (self._cumulative[0], -self._cumulative[1]):
             self._cumulative = (place, left)
         for earlier in [each for each in self._left if each < place or (each == place and not left)]:
             self._forget(earlier)
 
     def deliver(self, place: Place, delivered: int) -> None:
-        """Of this batch only the messages of these bits are delivered: with them the whole entry is acknowledged."""
+        """Note that only the messages of these bits are delivered: once they are acknowledged, the whole entry is."""
         if not self._is_complete(place):
             self._forget(place)
             self._left[place] = BatchPart(bytearray(map(int, f"{delivered:b}"[::-1])))
 
     def left_of(self, place: Place) -> int | None:
-        """Return the bits of messages not acknowledged; None: all of them, or the entry is acknowledged."""
+        """Return the bits of unacknowledged messages; None: all of them, or the entry is acknowledged."""
         part = self._left.get(place)
         return None if part is None else part.bits
 
@@ -121,7 +121,10 @@ class AckTracker:
         return None if cumulative is None else _id_of(*cumulative)
 
     def forget_parts(self) -> None:
-        """Batches may come again whole: another client may have moved the subscription back."""
+        """Forget partly acknowledged batches:
+
+        another client may have moved the subscription back, so they may be delivered whole.
+        """
         self._left = {place: part for place, part in self._left.items() if place in self._waiting}  # the broker will have these
 
     def clear(self) -> None:
@@ -132,7 +135,7 @@ class AckTracker:
         self._cumulative = None
 
     def _is_complete(self, place: Place) -> bool:
-        """Return whether the whole entry is acknowledged, and this is to be sent."""
+        """Return whether the whole entry is acknowledged and waits to be sent."""
         return place in self._waiting and self._waiting[place] is None
 
     def _complete(self, place: Place) -> None:
@@ -140,15 +143,15 @@ class AckTracker:
         self._waiting[place] = None
 
     def _forget(self, place: Place) -> None:
-        """Messages that hold the record of this batch acknowledge through the tracker from now on."""
+        """Detach the batch's record: messages that hold it acknowledge through the tracker from now on."""
         if (part := self._left.pop(place, None)) is not None:
             part.is_waiting = False
 
 
 class DeliveredMessages(Generic[T]):
-    """What the application was given and has neither acknowledged nor given back, for consumers with an acknowledgement timeout.
+    """Messages that the application neither acknowledged nor gave back, for consumers with an acknowledgement timeout.
 
-    All messages have the same time limit, so that they expire in the order in which they were given.
+    All messages have the same time limit, so that they expire in the order of delivery.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -156,14 +159,14 @@ class DeliveredMessages(Generic[T]):
         self._given: dict[tuple[Place, int], tuple[float, T]] = {}
 
     def add(self, place: Place, index: int, message: T, now_s: float) -> None:
-        self._given.pop((place, index), None)  # an earlier delivery: the new one is the last to expire
+        self._given.pop((place, index), None)  # an earlier delivery: the new one expires last
         self._given[place, index] = now_s + self.timeout_s, message
 
     def discard(self, place: Place, index: int) -> None:
         self._given.pop((place, index), None)
 
     def discard_through(self, place: Place, index: int) -> None:
-        """A cumulative acknowledgement. `index` -1: of the whole entry."""
+        """Discard the messages of a cumulative acknowledgement. `index` -1: of the whole entry."""
         for each in list(self._given):
             if each[0] < place or (each[0] == place and (index < 0 or each[1] <= index)):
                 del self._given[each]

@@ -1,4 +1,4 @@
-"""The keyword arguments with which producers and consumers are opened; for type checkers, and their defaults."""
+"""Keyword arguments for opening producers and consumers, with their types and defaults."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class ConsumerArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class ProducerPlan:
-    """A producer as it was asked for, checked."""
+    """The checked arguments of a producer."""
 
     schema: Schema[Any]
     options: ProducerOptions
@@ -100,9 +100,9 @@ def plan_producer(
     encryption_keys: Sequence[str] = (),
     key_reader: KeyReader | None = None,
 ) -> ProducerPlan:
-    """Raises UsageError, MissingExtraError."""
+    """Check the arguments. Raises UsageError, MissingExtraError."""
     if repeatable and (window_messages < 2 * batch_messages or window_bytes < 2 * batch_bytes or batch_by_key):
-        # A batch that is open is never sent for want of room: there must be room for it beside one that waits for its receipt.
+        # An open batch is never sent for lack of room: there must be room for it beside one that waits for its receipt.
         raise UsageError(
             "repeatable needs a window of two batches at least, and no batch_by_key: got window_messages "
             f"{window_messages:,}, batch_messages {batch_messages:,}, window_bytes {window_bytes:,}, batch_bytes {batch_bytes:,}"
@@ -138,13 +138,13 @@ def plan_producer(
 
 @dataclass(frozen=True, slots=True)
 class ConsumerPlan:
-    """A consumer as it was asked for, checked."""
+    """The checked arguments of a consumer."""
 
     options: ConsumerOptions
     dead_letters: DeadLetters | None
     retry: bool
     encryption_keys: Sequence[str] = ()
-    """Of dead letters and retries; empty: they are not encrypted."""
+    """Names of the keys for dead letters and retries; empty: they are not encrypted."""
     key_reader: KeyReader | None = None
 
 
@@ -169,7 +169,7 @@ def plan_consumer(
     on_decryption_failure: OnDecryptionFailure = "fail",
     encryption_keys: Sequence[str] = (),
 ) -> ConsumerPlan:
-    """Raises UsageError, MissingExtraError."""
+    """Check the arguments. Raises UsageError, MissingExtraError."""
     if start not in ("latest", "earliest"):
         raise UsageError(f"start must be 'latest' or 'earliest', got {start!r}; to begin elsewhere, seek or open a reader")
     options = ConsumerOptions(
@@ -208,5 +208,5 @@ def plan_consumer(
             raise UsageError(
                 "encryption_keys of a consumer are for dead_letters and retry, and need a key_reader that has the keys"
             )
-        MessageEncryptor(encryption_keys, key_reader)  # keys that cannot be had are named now, and not with the first dead letter
+        MessageEncryptor(encryption_keys, key_reader)  # missing keys are reported now, not with the first dead letter
     return ConsumerPlan(options, dead_letters, retry, encryption_keys, key_reader if encryption_keys else None)

@@ -1,4 +1,4 @@
-"""How long to wait before the next attempt: twice as long each time, up to a limit, and a little random."""
+"""Delays between attempts: twice as long each time, up to a limit, with some randomness."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Backoff:
         self._next_s = first_s
 
     def next_s(self) -> float:
-        """Return the next delay in seconds. Up to a fifth is taken off at random, so that clients do not return in step."""
+        """Return the next delay in seconds. Up to a fifth is subtracted at random, so that clients do not retry in step."""
         delay_s, self._next_s = self._next_s, min(2 * self._next_s, self._limit_s)
         return delay_s * (1 - 0.2 * random.random())
 

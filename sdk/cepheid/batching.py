@@ -1,8 +1,8 @@
-"""How messages become entries: the batch that is being filled, and the bytes of a SEND frame. No I/O, no clock.
+"""Encodes messages as entries: the batch that is being filled, and the bytes of a SEND frame. No I/O, no clock.
 
     add_plain, add ──► OpenBatch ──encode_payload()──► payload ──► SendFrames.batch() ──► the parts of one frame
 
-Messages that have nothing but a payload are the common case. Their header in the batch depends on their size alone, so a batch of
+Messages that have only a payload are the common case. Their header in the batch depends on their size alone, so a batch of
 equal sizes is one `join`: the work per message is an append.
 """
 
@@ -32,7 +32,7 @@ FrameParts = tuple[bytes, ...]
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What a message has besides its payload. All of it may be absent."""
+    """Optional parts of a message besides its payload."""
 
     key: str | None = None
     ordering_key: bytes | None = None
@@ -49,13 +49,13 @@ NO_VALUE = Attributes(is_null=True)
 
 @lru_cache(maxsize=4096)
 def plain_header(payload_bytes: int) -> bytes:
-    """Return the header in a batch of a message that has a payload only."""
+    """Return the header in a batch for a message that has only a payload."""
     metadata = pb.SingleMessageMetadata(payload_size=payload_bytes).SerializeToString()
     return _size(len(metadata)) + metadata
 
 
 def header_of(payload_bytes: int, attributes: Attributes) -> bytes:
-    """Return the header in a batch of a message with attributes."""
+    """Return the header in a batch for a message with attributes."""
     metadata = pb.SingleMessageMetadata(payload_size=payload_bytes)
     _set_attributes(metadata, attributes)
     encoded = metadata.SerializeToString()
@@ -69,15 +69,15 @@ class OpenBatch:
 
     def __init__(self) -> None:
         self._payloads: list[bytes] = []
-        self._headers: list[bytes] | None = None  # None as long as every message has a payload only
-        self.size_bytes = 0  # of payloads, and of the headers that have attributes
-        self.first: Attributes | None = None  # the entry repeats the key of its first message: brokers look at that one alone
+        self._headers: list[bytes] | None = None  # None as long as all messages have only a payload
+        self.size_bytes = 0  # payloads, and headers with attributes
+        self.first: Attributes | None = None  # the entry repeats the key of its first message: brokers read only that one
 
     def __len__(self) -> int:
         return len(self._payloads)
 
     def add_plain(self, payload: bytes) -> int:
-        """Add a message without attributes; return how many the batch has now."""
+        """Add a message without attributes; return the new number of messages."""
         payloads = self._payloads
         payloads.append(payload)
         self.size_bytes += len(payload)
@@ -86,7 +86,7 @@ class OpenBatch:
         return len(payloads)
 
     def add(self, payload: bytes, header: bytes, attributes: Attributes) -> int:
-        """Add a message with attributes and its header (`header_of`); return how many the batch has now."""
+        """Add a message with attributes and its header (`header_of`); return the new number of messages."""
         if self._headers is None:
             self._headers = [plain_header(len(earlier)) for earlier in self._payloads]
         if not self._payloads:
@@ -97,7 +97,7 @@ class OpenBatch:
         return len(self._payloads)
 
     def encode_payload(self) -> bytes:
-        """Return the payload of the entry, not compressed."""
+        """Return the uncompressed payload of the entry."""
         payloads = self._payloads
         if self._headers is None:
             first_bytes = len(payloads[0])
@@ -109,7 +109,7 @@ class OpenBatch:
 
 
 class SendFrames:
-    """Makes the SEND frames of one producer."""
+    """Creates the SEND frames of one producer."""
 
     def __init__(
         self,
@@ -152,14 +152,14 @@ class SendFrames:
         return _frame(_command(send), metadata, payload), len(payload)
 
     def _lone(self, batch: OpenBatch, sequence_id: int, now_ms: int) -> tuple[FrameParts, int]:
-        """Do the same for one message without attributes, whose sender waits for it: the protobuf objects are made once."""
+        """Return the frame of one message without attributes whose sender waits for it, reusing the protobuf objects."""
         metadata, command, payload = self._lone_metadata, self._lone_command, batch.encode_payload()
         metadata.sequence_id, metadata.publish_time = sequence_id, now_ms
         command.send.sequence_id = sequence_id
         return _frame(command, metadata, payload), len(payload)
 
     def single(self, payload: bytes, attributes: Attributes, sequence_id: int, now_ms: int) -> tuple[FrameParts, int]:
-        """Return the parts of the frame of a message that is not in a batch, and the size of its payload and metadata."""
+        """Return the parts of the frame of an unbatched message, and the size of its payload and metadata."""
         metadata = self._metadata(sequence_id, now_ms)
         _set_attributes(metadata, attributes)
         if attributes.deliver_at_ms is not None:
@@ -179,7 +179,7 @@ class SendFrames:
         packed = self._packed(metadata, payload)
         metadata.uuid = f"{metadata.producer_name}-{sequence_id}"
         metadata.total_chunk_msg_size = len(packed)
-        metadata.num_chunks_from_msg = metadata.chunk_id = 0x7FFF_FFFF  # as large as they get: the size must hold for all chunks
+        metadata.num_chunks_from_msg = metadata.chunk_id = 0x7FFF_FFFF  # the largest values: the size must hold for all chunks
         if self._encryptor is not None:
             self._encryptor.describe(metadata)
         room_bytes = max_message_bytes - metadata.ByteSize() - (TAG_BYTES if self._encryptor is not None else 0)
@@ -223,7 +223,7 @@ class SendFrames:
 
 
 def _set_attributes(metadata: Any, attributes: Attributes) -> None:
-    """Set the fields that a message in a batch and one outside have in common."""
+    """Set the fields that batched and unbatched messages have in common."""
     _set_key(metadata, attributes)
     if attributes.ordering_key is not None:
         metadata.ordering_key = attributes.ordering_key

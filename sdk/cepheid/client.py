@@ -1,4 +1,4 @@
-"""The client: `connect` makes one, and producers, consumers and readers are opened from it."""
+"""The client, created by `connect`; it opens producers, consumers and readers."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ def connect(
     tls_check_hostname: bool = True,
     interceptors: Sequence[Interceptor] = (),
 ) -> Client:
-    """Return a client for the brokers at `url`: pulsar://HOST:PORT[,HOST:PORT…], or pulsar+ssl:// with TLS. Nothing is connected
-    until something is opened. With http:// or https:// and the address of the admin API, brokers are looked up there.
+    """Return a client for the brokers at `url`: pulsar://HOST:PORT[,HOST:PORT…], or pulsar+ssl:// with TLS.
 
-    `request_timeout_s` bounds each of: opening a producer, consumer or reader, a seek, a lookup, closing.
-    `partition_refresh_s`: how often partitioned topics are looked at again for new partitions, and patterns for topics that brokers
-    did not tell of.
-    `token` (text, the Path of its file, or a function that returns it) or `password` (user name, password) is shown when a
-    connection is opened, and when the broker asks again because it expires; `cepheid.ClientCredentials` fetches tokens from an
+    It connects when something is opened. With http:// or https:// and the address of the admin API, brokers are looked up there.
+    `request_timeout_s` limits each of: opening a producer, consumer or reader, a seek, a lookup, closing.
+    `partition_refresh_s`: interval of checks for new partitions of partitioned topics, and for topics of patterns that brokers
+    did not report.
+    `token` (text, the Path of its file, or a function that returns it) or `password` (user name, password) is sent when a
+    connection is opened, and again when the broker asks because it expires; `cepheid.ClientCredentials` fetches tokens from an
     OAuth2 issuer. `tls_ca_file` has the CAs that sign brokers' certificates (PEM; None: those of the system);
     `tls_certificate_file` and `tls_key_file` are the client's own certificate. `interceptors` see what is published and processed,
     such as `cepheid.telemetry.Tracing()`.
@@ -97,7 +97,7 @@ def connect(
 
 
 class Client:
-    """Connections to the brokers of one cluster, and what was opened with it. Belongs to one event loop and one process.
+    """Connections to the brokers of one cluster, and the objects opened with it. Belongs to one event loop and one process.
 
     Use it with `async with`, or call `close`.
     """
@@ -156,7 +156,7 @@ class Client:
     async def close(self) -> None:
         """Close all producers (they flush), consumers, readers and connections. A second call does nothing.
 
-        Cancelled: closing goes on, and another call waits for its end.
+        Cancelled: closing continues, and another call waits for its end.
         """
         self._closed = True
         await self._ending.reach()
@@ -183,26 +183,26 @@ class Client:
         """Open a producer: `async with client.producer("orders") as producer`, or `await client.producer("orders")`.
 
         `schema`: bytes, str, a dataclass, TypedDict, pydantic model, or a Schema.
-        `name`: for deduplication; a name may be used once at a time. By default the broker gives one.
-        `access`: "shared", "exclusive" (refused while another producer is there), "wait_for_exclusive" (opening waits, without a
+        `name`: for deduplication; a name may be used once at a time. By default the broker assigns one.
+        `access`: "shared", "exclusive" (refused while there is another producer), "wait_for_exclusive" (opening waits, without a
         time limit), "exclusive_with_fencing" (others are closed).
-        `batching`, `batch_messages` (1000), `batch_bytes` (128 KiB), `batch_delay_s` (0.01): how long messages wait for company
+        `batching`, `batch_messages` (1000), `batch_bytes` (128 KiB), `batch_delay_s` (0.01): how long messages wait for others
         while earlier ones are unanswered; a lone message does not wait.
-        `batch_by_key`: a batch has messages of one key only, as consumers of type "key_shared" need it.
-        `compression`: "none", "zlib", "lz4", "zstd", "snappy". `chunking`: cut what is larger than the broker's largest message.
-        `routing`: the partition of messages without key: "round_robin", "single", or a function (key, partitions) -> index for all.
-        `key_hash`: how keys choose a partition: "java_string" as in Java and Go, "boost" as in C++, Python and Node, "murmur3".
-        `window_messages` (50,000), `window_bytes` (64 MiB): how much may be unanswered before `send` waits and `send_nowait`
-        refuses.
-        `send_timeout_s` (30): 0 means that messages wait for their receipt without a limit.
-        `initial_subscription`: created at the start of the topic, if it is not there.
+        `batch_by_key`: a batch has messages of one key only, as consumers of type "key_shared" need.
+        `compression`: "none", "zlib", "lz4", "zstd", "snappy". `chunking`: split messages above the broker's size limit.
+        `routing`: the partition of messages without a key: "round_robin", "single", or a function (key, partitions) -> index for
+        all. `key_hash`: how keys choose a partition: "java_string" as in Java and Go, "boost" as in C++, Python and Node,
+        "murmur3". `window_messages` (50,000), `window_bytes` (64 MiB): limits of unanswered messages, above which `send` waits and
+        `send_nowait` refuses.
+        `send_timeout_s` (30): 0 means no time limit for receipts.
+        `initial_subscription`: created at the start of the topic unless it exists.
         `encryption_keys`, `key_reader`: encrypt payloads for these keys; `key_reader` has the public keys, such as
         `cepheid.KeyFiles(public="key.pem")`.
-        `repeatable`: cut batches by count and bytes alone, never by time, and let the first failure end the producer, with nothing
-        after it stored. With a `name`, deduplication and the same messages in the same order, an application that starts over
-        after `last_sequence_id` then repeats nothing. A batch that is not full waits for `flush`.
+        `repeatable`: close batches by count and bytes only, never by time, and let the first failure end the producer, with nothing
+        after it stored. With a `name`, deduplication and the same messages in the same order, an application that restarts
+        after `last_sequence_id` then repeats nothing. A partial batch waits for `flush`.
 
-        Raises, when it is opened: UsageError, MissingExtraError, TimedOutError, and RefusedError with what derives from it.
+        Raises, when it is opened: UsageError, MissingExtraError, TimedOutError, and RefusedError with its subclasses.
         """
         plan = plan_producer(schema_of(schema), **options)
         return Opening(lambda: self._open_producer(full_name(topic), plan))
@@ -225,20 +225,21 @@ class Client:
         The subscription's own dead-letter and retry topics do not match.
         `type`: "exclusive" (the default), "failover", "shared" or "key_shared".
         `start`: where a subscription begins that does not exist yet: "latest" (the default) or "earliest".
-        `receiver_queue` (1000): how many messages are fetched before they are asked for. Exclusive and failover consumers that keep
+        `receiver_queue` (1000): how many messages are fetched ahead. Exclusive and failover consumers that keep
         it empty get up to eight times as many.
-        `nack_backoff`: how long messages that were given back wait.
-        `ack_timeout_s`: give back messages that were received and not acknowledged within this time, from `receive` on. By default
+        `nack_backoff`: how long messages wait after `nack`.
+        `ack_timeout_s`: redeliver messages that are not acknowledged within this time after `receive`. By default
         there is no limit.
-        `key_shared`: how the consumers of a key_shared subscription share its keys; by default the broker divides them.
-        `dead_letters`: what becomes of messages that fail again and again.
+        `key_shared`: how the consumers of a key_shared subscription share its keys; by default the broker assigns them.
+        `dead_letters`: what happens to messages that fail repeatedly.
         `retry`: also consume the subscription's retry topic, for `retry_later`.
         `key_reader`: has the private keys for encrypted messages. `on_decryption_failure`: "fail" (the message raises when it is
-        read), "discard" (it is acknowledged and not delivered), "consume" (`message.data` is what was received).
-        `encryption_keys`: encrypt dead letters and retries for these keys, whose public parts `key_reader` has, too.
-        `batch_index_acks`: tell the broker which messages of a batch are acknowledged, not only when all are.
+        read), "discard" (it is acknowledged but not delivered), "consume" (`message.data` is the encrypted payload).
+        `encryption_keys`: encrypt dead letters and retries for these keys, whose public parts `key_reader` also has.
+        `batch_index_acks`: acknowledge single messages of a batch at the broker, not only whole batches.
 
-        Raises, when it is opened: UsageError, BusyError, NotFoundError, SchemaError, TimedOutError and others of RefusedError.
+        Raises, when it is opened: UsageError, BusyError, NotFoundError, SchemaError, TimedOutError and other subclasses of
+        RefusedError.
         """
         plan = plan_consumer(subscription, schema_of(schema), **options)
         if self._interceptors:
@@ -281,8 +282,8 @@ class Client:
         """Open a reader: `async with client.reader("orders", start="earliest") as reader: async for message in reader`.
 
         `start`: "earliest" (the default), "latest", a datetime, or a message id: then the message after it is the first one,
-        or with `inclusive` that message. A partitioned topic cannot be started at a message id.
-        `key_reader`: has the private keys for encrypted messages. Raises as `consumer` does.
+        or with `inclusive` that message. A partitioned topic cannot start at a message id.
+        `key_reader`: has the private keys for encrypted messages. Raises the errors of `consumer`.
         """
         made = schema_of(schema)
         message_id, _ = seek_target(start)
@@ -310,8 +311,8 @@ class Client:
     def table_view(self, topic: str, *, schema: Any = bytes, key_reader: KeyReader | None = None) -> Opening[TableView[Any]]:
         """Open a table view, the latest value of each key: `async with client.table_view("prices") as prices: prices["tea"]`.
 
-        Opening reads the topic from its start, so it may take long; it ends with TimedOutError when no message comes for
-        `request_timeout_s`. Raises as `reader` does.
+        Opening reads the topic from its start, so it may take long; it raises TimedOutError if no message arrives for
+        `request_timeout_s`. Otherwise raises the errors of `reader`.
         """
         options = ConsumerOptions(
             subscription=f"table-view-{uuid.uuid4().hex[:10]}",
@@ -326,7 +327,7 @@ class Client:
         return Opening(lambda: self._open_table_view(topic, ConsumerPlan(options, None, False)))
 
     async def partitions(self, topic: str) -> int:
-        """Return the number of partitions of a topic, 0 for a topic without."""
+        """Return the number of partitions of a topic, 0 if it is not partitioned."""
         self._use()
         return await self._lookup.partitions(full_name(topic))
 
@@ -408,7 +409,7 @@ class Client:
             survives_lost_topics=isinstance(topics, re.Pattern),
             on_closed=self._forget,
         )
-        known: dict[str, int] = {}  # topics with the number of their partitions
+        known: dict[str, int] = {}  # topics with their number of partitions
         pattern = None
         if isinstance(topics, re.Pattern):
             pattern = topics
@@ -427,7 +428,7 @@ class Client:
                 except NotFoundError:
                     if pattern is None:
                         raise
-                    known.pop(name, None)  # it was deleted after the topics were listed
+                    known.pop(name, None)  # deleted after the topics were listed
             if self._closed:
                 raise ClosedError("the client was closed while a consumer was opened")
         except BaseException:
@@ -442,7 +443,7 @@ class Client:
     async def _add_topic(
         self, consumer: Consumer[Any], plan: ConsumerPlan, topic: str, first: int, partitions: int, *, from_start: bool = False
     ) -> None:
-        """Attach the partitions from `first` on that the consumer does not have, or the topic itself if it has none."""
+        """Attach the partitions from `first` on that the consumer does not have, or the topic itself if it is not partitioned."""
         places = [(f"{topic}-partition-{index}", index) for index in range(first, partitions)] or [(topic, -1)]
         queue = plan.options.receiver_queue
         share = max(1, min(queue, MAX_QUEUED_OVER_PARTITIONS // max(partitions, 1)))
@@ -465,7 +466,7 @@ class Client:
     async def _watch_topics(
         self, consumer: Consumer[Any], plan: ConsumerPlan, known: dict[str, int], pattern: re.Pattern[str] | None
     ) -> None:
-        """Find new partitions, and new topics of a pattern. Both are read from their start: nothing of them was missed."""
+        """Find new partitions, and new topics of a pattern. Both are read from their start, so nothing is missed."""
         if pattern is None:
             while consumer in self._opened:
                 await asyncio.sleep(self._partition_refresh_s)
@@ -483,7 +484,7 @@ class Client:
     async def _follow_pattern(
         self, consumer: Consumer[Any], plan: ConsumerPlan, known: dict[str, int], pattern: re.Pattern[str], watcher: TopicWatcher
     ) -> None:
-        """Look at what the watcher finds, and at all topics every `partition_refresh_s`."""
+        """Check what the watcher finds, and all topics every `partition_refresh_s`."""
         loop = asyncio.get_running_loop()
         refresh_at = loop.time() + self._partition_refresh_s
         while consumer in self._opened:
@@ -509,7 +510,7 @@ class Client:
         for name in names:
             try:
                 await self._look_again(consumer, plan, known, name, is_pattern=is_pattern)
-            except Error as error:  # the other topics are looked at all the same
+            except Error as error:  # the other topics are checked all the same
                 extra = {"subscription": consumer.subscription, "topic": name, "error": str(error)}
                 log.warning("client.topic_not_added", extra=extra)
 
@@ -519,7 +520,7 @@ class Client:
         before = known.get(name)
         now = await self._lookup.partitions(name, may_create=consumer.may_create(name))
         first = before or 0
-        if is_pattern:  # a topic that was deleted and created again is new, whatever was known of it
+        if is_pattern:  # a topic that was deleted and created again is new, whatever is known of it
             first = 0
             names = [f"{name}-partition-{index}" for index in range(now)] or [name]
             is_new = any(each not in consumer.links for each in names)
@@ -530,15 +531,17 @@ class Client:
         known[name] = max(now, before or 0)
 
     async def _topics_of(self, pattern: re.Pattern[str], plan: ConsumerPlan) -> list[str]:
-        """Return the topics that a consumer of a pattern has now. Raises UsageError, and as a lookup does."""
+        """Return the current topics of a pattern. Raises UsageError, and the errors of a lookup."""
         return _matching(pattern, plan, await self._lookup.topics(_namespace_of(pattern)))
 
     async def _open_raw_producer(
         self, consumer: ConsumerPlan, topic: str, subscription: str | None, written_with: TopicSchema | None
     ) -> Producer[bytes]:
-        """Open a producer for payloads that this consumer received. It registers the schema that they were written with, as Java's
-        client does; without one that of the consumer, if payloads can be read with it alone. It is not intercepted: what is
-        published again keeps its properties, and the trace in them."""
+        """Open a producer for payloads that this consumer received.
+
+        It registers the schema that they were written with, as Java's client does; without one that of the consumer, if payloads
+        can be read with it alone. It is not intercepted: republished messages keep their properties, and the trace in them.
+        """
         own = consumer.options.schema
         if written_with is not None:
             described: pb.Schema | None = written_with.describe()
@@ -556,7 +559,7 @@ class Client:
 
         try:
             return await open_with(EncodedSchema(described))
-        except SchemaError:  # the topic has another schema: without one, payloads of any kind are taken
+        except SchemaError:  # the topic has another schema: without one, payloads of any kind are accepted
             return await open_with(BYTES)
 
     async def _watch_partitions(
@@ -578,11 +581,11 @@ class Client:
             watcher.cancel()
 
     def _use(self) -> None:
-        """Check that the client may be used here. Raises ClosedError, UsageError."""
+        """Check that the client is open and used in its own process and loop. Raises ClosedError, UsageError."""
         if self._closed:
             raise ClosedError("the client is closed")
         if self._generation != generation():
-            raise UsageError("the client was made before this process was forked: call cepheid.connect in each process")
+            raise UsageError("the client was created before this process was forked: call cepheid.connect in each process")
         loop = asyncio.get_running_loop()
         if self._pool is None:
             self._loop = loop
@@ -596,13 +599,13 @@ class Client:
     def _new_lookup(self, pool: ConnectionPool) -> Lookup:
         if not _is_http(self._url):
             return Lookup(self._addresses, pool, self._request_timeout_s)
-        from cepheid.http_lookup import HttpLookup  # an HTTP client, which others do without
+        from cepheid.http_lookup import HttpLookup  # an HTTP client, which other clients do not need
 
         return HttpLookup(self._url, self._security, pool, self._request_timeout_s)
 
 
 def _is_http(url: str) -> bool:
-    """Return whether a service URL is an admin URL. Raises UsageError for one that is wrong."""
+    """Return whether a service URL is an admin URL. Raises UsageError for an invalid one."""
     if not url.startswith(("http://", "https://")):
         return False
     parse_admin_url(url)
@@ -629,7 +632,7 @@ async def open_all(links: list[Any]) -> None:
 
 
 def _namespace_of(pattern: re.Pattern[str]) -> str:
-    """Return the namespace that a pattern begins with. Raises UsageError."""
+    """Return the namespace at the beginning of a pattern. Raises UsageError."""
     namespace, _, _ = pattern.pattern.removeprefix("persistent://").rpartition("/")
     if not re.fullmatch(r"[-=:.\w]+/[-=:.\w]+", namespace):
         raise UsageError(f"pattern {pattern.pattern!r} must begin with a namespace, for example 'public/default/orders-.*'")
@@ -637,10 +640,9 @@ def _namespace_of(pattern: re.Pattern[str]) -> str:
 
 
 def _matching(pattern: re.Pattern[str], plan: ConsumerPlan, names: Iterable[str]) -> list[str]:
-    """Return the topics of a pattern, partitioned ones once, without the subscription's own dead-letter and retry topics. Retry
-    topics are added if the consumer has them.
+    """Return the topics of a pattern, partitioned ones once, without the subscription's own dead-letter and retry topics.
 
-    `names` are of topics and partitions.
+    Retry topics are added if the consumer has them. `names` are those of topics and partitions.
     """
     whole = re.compile(pattern.pattern.removeprefix("persistent://"), pattern.flags)
     own = (f"-{plan.options.subscription}-DLQ", f"-{plan.options.subscription}-RETRY")

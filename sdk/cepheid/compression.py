@@ -17,9 +17,9 @@ HOW_TO_INSTALL = "pip install 'cepheid[compression]'"
 
 
 def compressor_of(name: str) -> tuple[int, Compressor | None]:
-    """Return the code of the protocol and the function that compresses; no function for "none".
+    """Return the protocol's code and the compression function; no function for "none".
 
-    Raises UsageError for an unknown name, MissingExtraError when the library is not installed.
+    Raises UsageError for an unknown name, MissingExtraError if the library is not installed.
     """
     if name not in CODES:
         raise UsageError(f"compression must be one of {', '.join(CODES)}, got {name!r}")

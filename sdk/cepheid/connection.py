@@ -6,9 +6,9 @@
                                 └─ PING ──► PONG
 
 Rules
- 1. Everything that arrives is handled in order, synchronously. Producers and consumers never wait inside a callback.
+ 1. Everything that arrives is handled in order, synchronously. Producers and consumers never wait in a callback.
  2. When the connection ends, all requests fail with ConnectError, and every producer and consumer is notified once.
- 3. A peer that sends nothing for two keep-alive intervals, although it was asked, is taken for dead.
+ 3. A peer that sends nothing for two keep-alive intervals, although it was pinged, counts as dead.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ CLIENT_VERSION = "cepheid-python"
 PROTOCOL_VERSION = 20
 DEFAULT_MAX_MESSAGE_BYTES = 5 * 1024 * 1024
 FRAME_PADDING_BYTES = 64 * 1024
-"""What a frame may be larger than the largest message: its command and metadata. Pulsar's own allowance is 10 KiB."""
+"""Maximum excess of a frame over the largest message, for its command and metadata. Pulsar's own allowance is 10 KiB."""
 WRITE_BUFFER_BYTES = 4 << 20
 
 _RECEIPT_PREFIX = b"\x08\x07\x3a"
-"""How a BaseCommand of type SEND_RECEIPT begins: its type, and the tag of its body. A length of one byte follows."""
+"""First bytes of a BaseCommand of type SEND_RECEIPT: its type, and the tag of its body. A length of one byte follows."""
 
 Request = tuple[int, asyncio.Future[Any]]
-"""Request id and the answer to come."""
+"""Request id and future of the answer."""
 
 
 class ProducerEnd(Protocol):
-    """What a connection tells a producer."""
+    """Callbacks of a connection to a producer."""
 
     def on_receipt(self, receipt: pb.CommandSendReceipt) -> None: ...
     def on_send_error(self, error: pb.CommandSendError) -> None: ...
@@ -65,7 +65,7 @@ class ProducerEnd(Protocol):
 
 
 class ConsumerEnd(Protocol):
-    """What a connection tells a consumer."""
+    """Callbacks of a connection to a consumer."""
 
     def on_message(self, message: pb.CommandMessage, tail: memoryview) -> None: ...
     def on_active_change(self, is_active: bool) -> None: ...
@@ -74,14 +74,14 @@ class ConsumerEnd(Protocol):
 
 
 class WatcherEnd(Protocol):
-    """What a connection tells a watcher of topics."""
+    """Callbacks of a connection to a watcher of topics."""
 
     def on_update(self, update: pb.CommandWatchTopicUpdate) -> None: ...
     def on_connection_lost(self) -> None: ...
 
 
 class Connection(asyncio.Protocol):
-    """Make it with `dial`."""
+    """A connection to a broker, created by `dial`."""
 
     def __init__(
         self, address: Address, security: Security, *, keep_alive_s: float, on_closed: Callable[[Connection], None]
@@ -114,12 +114,12 @@ class Connection(asyncio.Protocol):
         return f"<Connection {self.address} {state}, {len(self._requests)} requests>"
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's has the same methods and another base class
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's has the same methods but another base class
         self._transport.set_write_buffer_limits(WRITE_BUFFER_BYTES)
         sever_in_children(self)
 
     async def shake_hands(self, *, proxy_to: Address | None) -> None:
-        """Introduce ourselves. Raises ConnectError, NotAllowedError."""
+        """Send CONNECT and wait for the answer. Raises ConnectError, NotAllowedError."""
         connect = pb.CommandConnect(client_version=CLIENT_VERSION, protocol_version=PROTOCOL_VERSION)
         connect.feature_flags.supports_auth_refresh = True
         connect.feature_flags.supports_topic_watchers = True
@@ -137,9 +137,9 @@ class Connection(asyncio.Protocol):
         self._keep_alive = asyncio.get_running_loop().call_later(self._keep_alive_s, self._check_alive)
 
     async def request(self, body: Any, what: str, timeout_s: float | None) -> Any:
-        """Send a command and return the body of its answer. Gives it a request id; `what` names it in errors.
+        """Send a command with a request id and return the body of its answer. `what` names it in errors.
 
-        Raises RefusedError (or what it derives), ConnectError, TimedOutError. Cancelled: the answer is ignored.
+        Raises RefusedError (or a subclass), ConnectError, TimedOutError. Cancelled: the answer is ignored.
         """
         return await self.answer_to(self.begin_request(body, what), what, timeout_s)
 
@@ -155,7 +155,7 @@ class Connection(asyncio.Protocol):
         return request_id, answer
 
     async def answer_to(self, request: Request, what: str, timeout_s: float | None) -> Any:
-        """Return the body of the answer to a request that was sent. Raises as `request`."""
+        """Return the body of the answer to a request that was sent. Raises the errors of `request`."""
         request_id, answer = request
         try:
             async with asyncio.timeout(timeout_s):
@@ -169,13 +169,13 @@ class Connection(asyncio.Protocol):
         return result
 
     def tell(self, body: Any) -> None:
-        """Send a command whose answer is of no interest."""
+        """Send a command and ignore its answer."""
         self._last_request_id += 1
         body.request_id = self._last_request_id
         self.write(encode_body(body))
 
     def write(self, data: bytes) -> None:
-        """Send whole frames. Nothing happens when the connection is closed: its users are notified of that apart."""
+        """Send whole frames. Does nothing on a closed connection, as its users are notified separately."""
         if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
@@ -184,10 +184,10 @@ class Connection(asyncio.Protocol):
             self._transport.writelines(parts)
 
     def sever(self) -> None:
-        """In a forked child: close its copy of the socket, so that nothing is sent. The connection is the parent's."""
+        """In a forked child: close its copy of the socket, so that nothing is sent. The connection belongs to the parent."""
         self.is_open = False
         transport, self._transport = self._transport, None
-        for users in (self.producers, self.consumers, self.watchers):  # they are the parent's too, and never attach again here
+        for users in (self.producers, self.consumers, self.watchers):  # they belong to the parent, too, and never attach again here
             users.clear()
         if transport is not None and not transport.is_closing():
             keep_inherited(transport)
@@ -195,13 +195,13 @@ class Connection(asyncio.Protocol):
         self._reason = f"the connection to {self.address} belongs to the process that this one was forked from"
 
     def abort(self, reason: str) -> None:
-        """Close at once. Users are notified as if the broker had closed it."""
+        """Close at once. Users are notified as if the broker had closed the connection."""
         self._reason = f"the connection to {self.address} was closed: {reason}"
         if self._transport is not None:
             self._transport.abort()
 
     async def aclose(self) -> None:
-        """Close after everything written was handed to the system, and wait for the end."""
+        """Close after all written data was passed to the system, and wait for the end."""
         self._reason = f"the connection to {self.address} was closed by its client"
         if self._transport is None:
             return
@@ -230,7 +230,7 @@ class Connection(asyncio.Protocol):
             self._reason = f"{self.address} closed the connection"
         elif not self._handshake.done() and self._reason == "the connection was closed":
             self._reason = f"{self.address} closed the connection before it answered"
-            if self.address.over_tls:  # brokers that end the TLS handshake so say nothing
+            if self.address.over_tls:  # brokers that end the TLS handshake for this reason do not report it
                 self._reason += "; it may ask for a client certificate that it accepts (tls_certificate_file)"
             else:
                 self._reason += "; its port may be one for TLS (pulsar+ssl:// instead of pulsar://)"
@@ -240,12 +240,12 @@ class Connection(asyncio.Protocol):
         if self._renewing is not None:
             self._renewing.cancel()
         if (refusal := _refused_certificate(error, self.address)) is not None:
-            _set_exception(self._handshake, refusal)  # TLS 1.3: a server looks at certificates after its client has begun to talk
+            _set_exception(self._handshake, refusal)  # TLS 1.3: a server checks certificates after its client has begun to send
         for answer in (self._handshake, *self._requests.values()):
             if not answer.done():
                 answer.set_exception(ConnectError(self._reason))
         if self._handshake.done() and not self._handshake.cancelled():
-            self._handshake.exception()  # seen: an unused handshake must not be reported as an error that nobody retrieved
+            self._handshake.exception()  # retrieved, so that an unused handshake is not reported as an unhandled error
         self._requests.clear()
         if not self._ended.done():
             self._ended.set_result(None)
@@ -261,11 +261,11 @@ class Connection(asyncio.Protocol):
 
     def _on_frame(self, frame: Frame) -> None:
         encoded = frame.command
-        if encoded[:3] == _RECEIPT_PREFIX and encoded[3] == len(encoded) - 4:  # most frames that a producer gets
+        if encoded[:3] == _RECEIPT_PREFIX and encoded[3] == len(encoded) - 4:  # most frames that a producer receives
             try:
                 receipt = pb.CommandSendReceipt.FromString(encoded[4:])
             except DecodeError:
-                pass  # `parse_command` says what is wrong
+                pass  # `parse_command` reports the error
             else:
                 if producer := self.producers.get(receipt.producer_id):
                     producer.on_receipt(receipt)
@@ -309,11 +309,11 @@ class Connection(asyncio.Protocol):
                     _set_result(answer, body)
 
     def _url_of(self, closed: pb.CommandCloseProducer | pb.CommandCloseConsumer) -> str:
-        """Of the broker that serves the topic from now on, with TLS if this connection has it; "" if the broker does not say."""
+        """Return the URL of the broker that serves the topic from now on, with TLS if this connection has it; "" if unknown."""
         return closed.assignedBrokerServiceUrlTls if self.address.over_tls else closed.assignedBrokerServiceUrl
 
     async def _answer_challenge(self) -> None:
-        """The broker asks for credentials again, because those that it knows have expired."""
+        """Answer the broker's request for new credentials, sent when the known ones have expired."""
         answer = pb.CommandAuthResponse(client_version=CLIENT_VERSION, protocol_version=PROTOCOL_VERSION)
         try:
             answer.response.auth_method_name, answer.response.auth_data = await self._security.show(renew=True)
@@ -325,7 +325,7 @@ class Connection(asyncio.Protocol):
 
     def _check_alive(self) -> None:
         if self._pinged and not self._heard:
-            self.abort(f"nothing came for {2 * self._keep_alive_s:g} s")
+            self.abort(f"nothing arrived for {2 * self._keep_alive_s:g} s")
             return
         self._heard, self._pinged = False, True
         self.write(PING_FRAME)
@@ -380,7 +380,7 @@ class ConnectionPool:
         return f"<ConnectionPool {len(self._open)} open, {len(self._dialing)} being opened>"
 
     async def get(self, address: Address, *, proxy_to: Address | None = None) -> Connection:
-        """Return the connection to a broker; open it if there is none. Callers that come meanwhile share the attempt."""
+        """Return the connection to a broker; open it if there is none. Concurrent callers share the attempt."""
         key = (address, proxy_to)
         if self._closed:
             raise ClosedError("the client is closed")
@@ -391,7 +391,7 @@ class ConnectionPool:
             self._dialing[key] = task
             task.add_done_callback(lambda done: self._on_dialed(key, done))
         try:
-            return await asyncio.shield(task)  # one caller that is cancelled does not end the attempt of the others
+            return await asyncio.shield(task)  # cancelling one caller does not end the attempt of the others
         except asyncio.CancelledError:
             if task.cancelled():
                 raise ClosedError("the client was closed while it connected") from None
@@ -423,7 +423,7 @@ class ConnectionPool:
     def _on_dialed(self, key: tuple[Address, Address | None], task: asyncio.Task[Connection]) -> None:
         del self._dialing[key]
         if not task.cancelled():
-            task.exception()  # seen: every caller may have been cancelled
+            task.exception()  # retrieved: every caller may have been cancelled
 
     def _forget(self, key: tuple[Address, Address | None], connection: Connection) -> None:
         if self._open.get(key) is connection:
@@ -431,7 +431,7 @@ class ConnectionPool:
 
 
 def _why_not(error: OSError, address: Address) -> str:
-    """Return why there is no connection. A broker's port without TLS closes it, or answers what is not TLS."""
+    """Return why there is no connection. A broker's port without TLS closes it, or sends an answer that is not TLS."""
     reason = str(error) or "it closed the connection"
     is_closed = isinstance(error, ConnectionResetError | ConnectionAbortedError | BrokenPipeError)
     if address.over_tls and (is_closed or (isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER")):
@@ -440,12 +440,12 @@ def _why_not(error: OSError, address: Address) -> str:
 
 
 def _refused_certificate(error: Exception | None, address: Address) -> Error | None:
-    """Return the error for a broker that does not take the client's certificate, or asks for one; None for all else."""
+    """Return the error for a broker that rejects the client's certificate, or requires one; None for other errors."""
     reason = (error.reason or "") if isinstance(error, ssl.SSLError) else ""
     if "ALERT" not in reason or not any(word in reason for word in ("CERTIFICATE", "UNKNOWN_CA")):
         return None
     said = reason.lower().replace("_", " ")
-    why = f"it takes no client without a certificate that it accepts ({said}): check tls_certificate_file and tls_key_file"
+    why = f"it accepts no client without a valid certificate ({said}): check tls_certificate_file and tls_key_file"
     return refused(ServerError.AUTHENTICATION_ERROR, why, f"the connection to {address}")
 
 

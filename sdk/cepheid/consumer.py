@@ -27,21 +27,21 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SeekTarget = MessageId | datetime | str
-_ATTEMPTS = "RECONSUMETIMES"  # the names that Java and Go clients use (RetryMessageUtil)
+_ATTEMPTS = "RECONSUMETIMES"  # names used by the Java and Go clients (RetryMessageUtil)
 _REAL_TOPIC = "REAL_TOPIC"
 _ORIGIN_ID = "ORIGIN_MESSAGE_ID"
 _DELAY = "DELAY_TIME"
 WAITING_PER_HANDLER = 10
-"""How many messages `run` takes ahead for each of its handlers, while they wait for one with the same key."""
+"""Messages that `run` takes ahead per handler while they wait for one with the same key."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """What becomes of messages that fail again and again, for shared and key_shared subscriptions.
+    """Handling of messages that fail repeatedly, for shared and key_shared subscriptions.
 
-    A message that was given back after it had been delivered `after` times more than once is published to `topic` and
-    acknowledged. One whose payload cannot be unpacked is not: it is delivered again.
-    `topic`: by default `<topic>-<subscription>-DLQ`. `subscription`: created there, so that the topic keeps them.
+    A message that is given back after more than `after` redeliveries is published to `topic` and acknowledged.
+    One whose payload cannot be unpacked is redelivered instead.
+    `topic`: by default `<topic>-<subscription>-DLQ`. `subscription`: created there, so that the topic keeps the messages.
     """
 
     after: int = 3
@@ -58,7 +58,7 @@ OpenRawProducer = Callable[[str, str | None, TopicSchema | None], Awaitable[Prod
 
 
 class Consumer(Generic[T]):
-    """Made by `client.consumer(…)`. `async for message in consumer` ends when the consumer is closed."""
+    """A consumer, created by `client.consumer(…)`. `async for message in consumer` ends when the consumer is closed."""
 
     def __init__(
         self,
@@ -74,8 +74,8 @@ class Consumer(Generic[T]):
         self.is_paused = False  # read by the links, also by those that are added later
         self._queue: deque[Message[T]] = deque()
         self._waiters: deque[asyncio.Future[None]] = deque()
-        # Permits were written, and some loops hand them to the system only at the end of their turn. An application that takes
-        # messages without a pause lets the loop go on then, so that the broker sends more while the next ones are processed.
+        # Permits were written, but some loops pass them to the system only at the end of their turn. An application that takes
+        # messages without a pause then lets the loop run, so that the broker sends more while the next ones are processed.
         self._owes_turn = False
         self._failure: Error | None = None
         self._closed = False
@@ -97,24 +97,24 @@ class Consumer(Generic[T]):
 
     @property
     def queued_messages(self) -> int:
-        """Messages that `receive` returns without waiting."""
+        """Number of messages that `receive` returns without waiting."""
         return len(self._queue)
 
     @property
     def is_active(self) -> bool:
-        """Whether a failover subscription delivers to this consumer, for one topic at least. True for other types."""
+        """Whether a failover subscription delivers to this consumer for at least one topic. True for other types."""
         return any(link.is_active for link in self.links.values())
 
     def may_create(self, topic: str) -> bool:
-        """Whether a topic is created that does not exist. Of a pattern only the subscription's own retry topics are."""
+        """Return whether to create a topic that does not exist. With a pattern only the subscription's own retry topics are."""
         return not self._survives_lost_topics or _without_partition(topic).endswith(f"-{self.subscription}-RETRY")
 
     # Receiving
 
     async def receive(self, timeout: float | None = None) -> Message[T]:
-        """Return the next message. Raises TimedOutError after `timeout` seconds, ClosedError, and why the consumer was lost.
+        """Return the next message.
 
-        Cancelled: no message is lost, the next call returns it.
+        Raises TimedOutError after `timeout` seconds, ClosedError, and the error that ended the consumer.
         """
         queue = self._queue
         if not queue or self._owes_turn:
@@ -125,9 +125,9 @@ class Consumer(Generic[T]):
         return message
 
     async def receive_many(self, max_messages: int = 100, timeout: float | None = None) -> list[Message[T]]:
-        """Return the messages that are there, at most `max_messages`; wait for the first one.
+        """Return the queued messages, at most `max_messages`; wait for the first one.
 
-        Raises as `receive`. Cancelled: no message is lost.
+        Raises the errors of `receive`. Cancelled: no message is lost.
         """
         if max_messages < 1:
             raise UsageError(f"max_messages must be 1 or more, got {max_messages}")
@@ -155,7 +155,7 @@ class Consumer(Generic[T]):
         return message
 
     async def _wait_for_message(self, timeout: float | None) -> None:
-        """Return when the queue is not empty. The caller takes the message without a pause."""
+        """Return when the queue is not empty. The caller takes the message without awaiting anything."""
         if self._owes_turn:
             self._owes_turn = False
             await asyncio.sleep(0)
@@ -177,7 +177,7 @@ class Consumer(Generic[T]):
                         await waiter
                     except asyncio.CancelledError:
                         if waiter.done() and not waiter.cancelled():
-                            self._wake(1)  # it was woken for a message that another one can have
+                            self._wake(1)  # it was woken for a message that another caller can have
                         elif waiter in self._waiters:
                             self._waiters.remove(waiter)
                         raise
@@ -199,14 +199,16 @@ class Consumer(Generic[T]):
     ) -> None:
         """Call `handler` with each message, for at most `concurrency` messages at a time, until the consumer is closed.
 
-        A message is acknowledged when its handler returns, and given back with back-off when it raises, which is logged. Except on
-        shared subscriptions, messages with the same key are handled one after the other. Those that wait for their key, at most ten
-        times `concurrency`, do not count towards it: a key with many messages does not stop the others.
+        A message is acknowledged when its handler returns. If the handler raises, the error is logged and the message is
+        redelivered
+        with back-off. Except on shared subscriptions, messages with the same key are handled one after the other. Up to ten times
+        `concurrency` messages may wait for their key without counting towards it: a key with many messages does not stop the
+        others.
 
-        Cancelled: takes no further message, waits for the handlers that run, at most `drain_timeout_s` (None: without a limit), and
-        for the broker's confirmation of what they acknowledged. Handlers that are cancelled, after that time or because `run` is
-        cancelled once more, give their messages back at once, as is done with messages that wait for their key. Raises UsageError,
-        and why the consumer was lost.
+        Cancelled: takes no further message, waits for the running handlers, at most `drain_timeout_s` (None: without a limit), and
+        for the broker's confirmation of their acknowledgements. Handlers that are cancelled, after that time or because `run` is
+        cancelled again, give their messages back at once, like messages that wait for their key. Raises UsageError, and the error
+        that ended the consumer.
         """
         if concurrency < 1:
             raise UsageError(f"concurrency must be 1 or more messages, got {concurrency}")
@@ -224,19 +226,19 @@ class Consumer(Generic[T]):
         finally:
             await workers.drain(drain_timeout_s)
             confirming = (link.acks_confirmed(lambda: None) for link in self.links.values() if link.connection is not None)
-            await asyncio.gather(*confirming, return_exceptions=True)  # those that fail: the messages come again
+            await asyncio.gather(*confirming, return_exceptions=True)  # failed confirmations: the messages are redelivered
 
     def pause(self) -> None:
-        """Ask the broker for no more messages until `resume`. Those that were fetched before, and those on their way, are still
-        received. Acknowledging, giving back and seeking go on. It holds over lost connections and for topics that are added.
+        """Request no more messages from the broker until `resume`. Messages that are fetched or in flight are still received.
 
+        Acknowledging, giving back and seeking continue. The pause survives lost connections and applies to topics that are added.
         Raises ClosedError. A second call does nothing.
         """
         self._check_open()
         self.is_paused = True
 
     def resume(self) -> None:
-        """Ask the broker for messages again, after `pause`. Raises ClosedError. Without `pause` it does nothing."""
+        """Request messages from the broker again, after `pause`. Raises ClosedError. Does nothing without `pause`."""
         self._check_open()
         if self.is_paused:
             self.is_paused = False
@@ -254,13 +256,13 @@ class Consumer(Generic[T]):
     async def ack(self, message: Message[T] | MessageId) -> None:
         """Acknowledge a message, and return when the broker has confirmed it. Concurrent calls share a command.
 
-        Of a message in a batch the broker knows only with `batch_index_acks`, which is the default. Raises ConnectError when the
-        connection breaks meanwhile: the message may be delivered again. Cancelled: it is acknowledged all the same.
+        The broker can track a single message of a batch only with `batch_index_acks`, which is the default. Raises ConnectError if
+        the connection breaks meanwhile: the message may be redelivered. Cancelled: it is acknowledged all the same.
         """
         await self._source_of(message).acks_confirmed(lambda: self.ack_nowait(message))
 
     def ack_nowait(self, message: Message[T] | MessageId) -> None:
-        """Acknowledge a message. It is sent with others, after a tenth of a second at most, and before the consumer is closed."""
+        """Acknowledge a message. It is sent with others, within a tenth of a second, and before the consumer is closed."""
         if isinstance(message, Message):
             message._source.ack_nowait(message)
         else:
@@ -275,14 +277,14 @@ class Consumer(Generic[T]):
         source.ack_cumulative_nowait(message.message_id if isinstance(message, Message) else message)
 
     async def ack_cumulative(self, message: Message[T] | MessageId) -> None:
-        """As `ack_cumulative_nowait`, and wait for the broker's confirmation, as `ack` does."""
+        """Acknowledge like `ack_cumulative_nowait`, and wait for the broker's confirmation, like `ack`."""
         await self._source_of(message).acks_confirmed(lambda: self.ack_cumulative_nowait(message))
 
     def nack(self, message: Message[T], delay: timedelta | float | None = None) -> None:
-        """Give a message back. It is delivered again after `delay`, by default after the back-off for its redelivery count.
+        """Give a message back. It is redelivered after `delay`, by default after the back-off for its redelivery count.
 
-        Of a batch, all messages that are not acknowledged come again. On exclusive and failover subscriptions everything that
-        is not acknowledged comes again from the first such message on: order is kept.
+        If it is in a batch, all unacknowledged messages of the batch are redelivered. On exclusive and failover subscriptions
+        everything unacknowledged is redelivered from the first such message on, so that the order is kept.
         """
         source = self._source_of(message)
         source.check_usable()
@@ -292,7 +294,7 @@ class Consumer(Generic[T]):
         """Publish the message again to this subscription's retry topic, to be delivered after `delay`, and acknowledge it.
 
         The consumer must have been opened with `retry=True`. Raises UnreadableMessageError for a payload that cannot be unpacked,
-        and ClosedError. When this raises, the message is not acknowledged.
+        and ClosedError. If it raises, the message is not acknowledged.
         """
         self._check_open()
         topic = retry_topic_of(message.topic, self.subscription)
@@ -317,11 +319,11 @@ class Consumer(Generic[T]):
     # Moving
 
     async def seek(self, to: SeekTarget, *, inclusive: bool = False) -> None:
-        """Move the subscription, for all its consumers: to "earliest", "latest", a time, or a message id.
+        """Move the subscription for all its consumers: to "earliest", "latest", a time, or a message id.
 
-        By id, the next message is the one after it; with `inclusive`, that message. By time, the first one published then or
-        later. What was received and not acknowledged may come again. Raises UsageError, TimedOutError, RefusedError, ConnectError;
-        after the last two the subscription may have been moved or not.
+        By id, the next message is the one after it; with `inclusive`, that message. By time, it is the first one published then or
+        later. Messages that were received and not acknowledged may be redelivered. Raises UsageError, TimedOutError, RefusedError,
+        ConnectError; after the last two the subscription may or may not have moved.
         """
         message_id, at_ms = seek_target(to)
         if message_id is not None and message_id not in (EARLIEST, LATEST):
@@ -345,9 +347,9 @@ class Consumer(Generic[T]):
         await self.close()
 
     async def close(self) -> None:
-        """Send the acknowledgements that wait, and leave. What was not acknowledged goes to other consumers, or comes again.
+        """Send waiting acknowledgements, and leave. Unacknowledged messages are delivered to other consumers, or redelivered later.
 
-        Cancelled: closing goes on, and another call waits for its end.
+        Cancelled: closing continues, and another call waits for its end.
         """
         self._closed = True
         await self._ending.reach()
@@ -363,7 +365,7 @@ class Consumer(Generic[T]):
         self._wake(len(self._waiters))
         self._on_closed(self)
 
-    # What its topics say
+    # Callbacks of its topics
 
     def on_messages(self, messages: list[Message[Any]]) -> None:
         if self._closed:
@@ -373,7 +375,7 @@ class Consumer(Generic[T]):
             self._wake(len(messages))
 
     def drop_messages_of(self, source: TopicConsumer) -> int:
-        """Remove what is queued of one topic; return how many messages."""
+        """Remove the queued messages of one topic; return how many."""
         before = len(self._queue)
         if before:
             kept = [message for message in self._queue if message._source is not source]
@@ -436,7 +438,7 @@ class Consumer(Generic[T]):
             task = self._producers[topic, schema] = self._tasks.start(opening, name=f"producer {topic}")
         key: str | bytes | None = message.key
         if message.has_base64_key:
-            with suppress(UnreadableMessageError):  # as text, where it is not base64
+            with suppress(UnreadableMessageError):  # as text if it is not base64
                 key = message.key_bytes
         try:
             producer = await asyncio.shield(task)
@@ -446,7 +448,7 @@ class Consumer(Generic[T]):
                 raise ClosedError(f"the consumer of {self.subscription} was closed before the message could be published") from None
             raise
         await producer.send(
-            None if message.is_null else message._data,  # also where its schema cannot be had: `data` would raise
+            None if message.is_null else message._data,  # also if its schema is not available: `data` would raise
             key=key,
             ordering_key=message.ordering_key,
             properties=properties,
@@ -475,24 +477,24 @@ class Consumer(Generic[T]):
 
 
 class _Workers:
-    """The handlers that run for `Consumer.run`, and the messages that wait for one with the same key to end."""
+    """The running handlers of `Consumer.run`, and the messages that wait for one with the same key."""
 
     def __init__(self, handler: Callable[[Message[Any]], Awaitable[object]], limit: int, subscription: str) -> None:
         self._handler = handler
         self._limit = limit
         self._subscription = subscription
         self._running: set[asyncio.Task[None]] = set()
-        self._waiting: dict[bytes | str, deque[Message[Any]]] = {}  # of each key that a handler runs for
+        self._waiting: dict[bytes | str, deque[Message[Any]]] = {}  # by each key with a running handler
         self._waiting_messages = 0
         self._is_draining = False
 
     async def wait_for_room(self) -> None:
-        """Return when another message can be taken: a handler is free, and few enough messages wait for their key."""
+        """Return when another message can be accepted: a handler is free, and few enough messages wait for their key."""
         while len(self._running) >= self._limit or self._waiting_messages >= self._limit * WAITING_PER_HANDLER:
             await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
 
     def start(self, message: Message[Any], key: bytes | str | None) -> None:
-        """Handle a message, after those with the same `key`; None: at once."""
+        """Handle a message after those with the same `key`; None: at once."""
         if key is not None:
             if key in self._waiting:
                 self._waiting[key].append(message)
@@ -532,11 +534,14 @@ class _Workers:
             raise
         else:
             finish = partial(source.ack_nowait, message)
-        with suppress(Error):  # the consumer was closed or lost meanwhile: the message comes again
+        with suppress(Error):  # the consumer was closed or lost meanwhile: the message is redelivered
             finish()
 
     async def drain(self, timeout_s: float | None) -> None:
-        """Wait for the handlers, and cancel those that take longer than `timeout_s`. Then give back what waits for its key."""
+        """Wait for the handlers, and cancel those that take longer than `timeout_s`.
+
+        Then give back messages that wait for their key.
+        """
         self._is_draining = True
         try:
             if self._running:
@@ -567,7 +572,7 @@ def _without_partition(topic: str) -> str:
 
 
 def seek_target(to: SeekTarget) -> tuple[MessageId | None, int | None]:
-    """Return a message id, or None and milliseconds. Raises UsageError."""
+    """Return a message id, or None and milliseconds since 1970. Raises UsageError."""
     match to:
         case "earliest":
             return EARLIEST, None

@@ -1,4 +1,4 @@
-"""What a client shows to brokers: a token, a user name with a password, or the certificate of its TLS connection."""
+"""Credentials of a client: a token, a user name with a password, or the certificate of its TLS connection."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Security:
             raise UsageError("a user name has no colon")
 
     def tls_context(self) -> ssl.SSLContext:
-        """Raises UsageError, which names the file that cannot be used."""
+        """Return the TLS context. Raises UsageError, which names an unusable file."""
         try:
             return client_context(
                 ca_file=self.tls_ca_file,
@@ -50,18 +50,18 @@ class Security:
             raise UsageError(str(error)) from None
 
     async def show(self, *, renew: bool = False) -> tuple[str, bytes]:
-        """Return method and data for CONNECT; with `renew` for a broker that asks again.
+        """Return method and data for CONNECT; with `renew` for a broker that requests them again.
 
-        Raises ConnectError, which may pass; NotAllowedError: the issuer refuses this client.
+        Raises ConnectError, which may be temporary; NotAllowedError: the issuer refuses this client.
         """
         if isinstance(self.token, ClientCredentials):
-            import asyncio  # here: the blocking admin client does without it
+            import asyncio  # here, since the blocking admin client does not need it
 
             return await asyncio.to_thread(self.show_now, renew=renew)
         return self.show_now()
 
     def show_now(self, *, renew: bool = False) -> tuple[str, bytes]:
-        """Return the same; waits for the issuer of OAuth2 tokens, if there is one. Raises ConnectError."""
+        """Return the same as `show`, blocking while an issuer of OAuth2 tokens answers, if there is one. Raises ConnectError."""
         if isinstance(self.token, ClientCredentials):
             try:
                 return "token", self.token(renew=renew).encode()
@@ -79,17 +79,17 @@ class Security:
                     token = self.token() if callable(self.token) else self.token
             except OSError as error:
                 raise ConnectError(f"the file with the token cannot be read: {error}") from error
-            except Exception as error:  # the application's function: links that attach again must survive its bad moments
+            except Exception as error:  # the application's function: links that attach again must survive its temporary failures
                 raise ConnectError(f"the token function raised {error!r}") from error
             return "token", token.strip().encode()
         return ("tls", b"") if self.tls_certificate_file is not None else ("none", b"")
 
     async def authorization(self) -> str | None:
-        """Return the header for HTTP, None without credentials; a certificate needs none. Raises ConnectError."""
+        """Return the HTTP header, None without credentials; a certificate needs none. Raises ConnectError."""
         return _authorization(*await self.show())
 
     def authorization_now(self) -> str | None:
-        """Return the same; may wait for an issuer of tokens. Raises ConnectError."""
+        """Return the same as `authorization`; may block for an issuer of tokens. Raises ConnectError."""
         return _authorization(*self.show_now())
 
 

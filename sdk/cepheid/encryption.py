@@ -1,11 +1,11 @@
-"""Encryption of payloads between producers and consumers, in the format of Pulsar's clients. Brokers see ciphertext alone.
+"""Encryption of payloads between producers and consumers, in the format of Pulsar's clients. Brokers see only ciphertext.
 
     payload ──compress──► AES-256-GCM with a data key ──► entry; its metadata has the nonce (encryption_param), and the data key,
     encrypted once for each public key (encryption_keys; cepheid_wire/data_keys.py).
     A batch is encrypted as a whole, chunks one by one.
 
-A producer makes a new data key every four hours, and each message has a nonce of its own. What messages have besides their
-payload, such as keys and properties, is not encrypted, except within a batch.
+A producer creates a new data key every four hours, and each message has its own nonce. Other parts of messages than the
+payload, such as keys and properties, are not encrypted, except within a batch.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ DATA_KEY_BYTES = 32
 NONCE_BYTES = 12
 DATA_KEY_LIFETIME_S = 4 * 3600.0
 MAX_MESSAGES_PER_DATA_KEY = 1 << 30
-"""Far below 2^32, beyond which random nonces of 96 bits may repeat (NIST SP 800-38D, 8.3)."""
+"""Limit of messages per data key, far below 2^32, from where random nonces of 96 bits may repeat (NIST SP 800-38D, 8.3)."""
 
 
 class KeyReader(Protocol):
-    """Gives keys as PEM: RSA keys, or keys of elliptic curves, which of the official clients only Java's takes.
+    """Returns keys as PEM: RSA keys, or elliptic curve keys, which only Java's official client supports.
 
-    Called while a producer is opened, every four hours, and for the first message with a data key.
+    Called when a producer is opened, every four hours, and for the first message with a data key.
     """
 
     def public_key(self, name: str) -> bytes:
-        """Return the public key with which producers encrypt. Any exception means that there is none."""
+        """Return the public key with which producers encrypt. Any exception means that it does not exist."""
 
     def private_key(self, name: str, metadata: Mapping[str, str]) -> bytes:
-        """Return the private key for messages that say `name`. `metadata`: what the producer's client added to the key."""
+        """Return the private key for messages that name `name`. `metadata`: what the producer's client added to the key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,14 @@ def _file_of(files: str | Mapping[str, str] | None, kind: str, name: str) -> byt
 
 @dataclass(frozen=True, slots=True)
 class EncryptedPayload:
-    """What a consumer with `on_decryption_failure="consume"` must know to decrypt `message.data` by itself."""
+    """The data that a consumer with `on_decryption_failure="consume"` needs to decrypt `message.data` itself."""
 
     keys: Mapping[str, tuple[bytes, Mapping[str, str]]]
-    """By the name of each key: the data key encrypted with it, and its metadata."""
+    """The encrypted data key and its metadata, by the name of the key that encrypts it."""
     nonce: bytes
     algorithm: str
     compression: str
-    """How the payload is compressed once it is decrypted: NONE, LZ4, ZLIB, ZSTD, SNAPPY."""
+    """The compression of the decrypted payload: NONE, LZ4, ZLIB, ZSTD, SNAPPY."""
     uncompressed_bytes: int
     batch_size: int
     """Number of messages in the payload; 0: it is not a batch."""
@@ -87,7 +87,7 @@ class MessageEncryptor:
     """Encrypts the payloads of one producer, over all its partitions."""
 
     def __init__(self, names: Sequence[str], reader: KeyReader, *, monotonic: Callable[[], float] = time.monotonic) -> None:
-        """Raises UsageError when a public key cannot be had, MissingExtraError."""
+        """Raises UsageError if a public key is not available, MissingExtraError."""
         if not names or isinstance(names, str):
             raise UsageError(f"encryption_keys must be a list of one or more names of keys, got {names!r}")
         _require_library()
@@ -96,7 +96,7 @@ class MessageEncryptor:
         self._renew()
 
     def encrypt(self, metadata: pb.MessageMetadata, payload: bytes) -> bytes:
-        """Return the ciphertext of a payload, and set in `metadata` what consumers need."""
+        """Return the ciphertext of a payload, and add to `metadata` what consumers need."""
         if self._left == 0 or self._monotonic() >= self._renew_at:
             self._renew()
         self._left -= 1
@@ -105,7 +105,7 @@ class MessageEncryptor:
         return self._cipher.encrypt(nonce, payload, None)
 
     def describe(self, metadata: pb.MessageMetadata, nonce: bytes = bytes(NONCE_BYTES)) -> None:
-        """Set the fields of `metadata` that an encrypted entry has."""
+        """Set the fields of `metadata` for an encrypted entry."""
         del metadata.encryption_keys[:]
         for name, wrapped in self._wrapped.items():
             metadata.encryption_keys.add(key=name, value=wrapped)
@@ -131,7 +131,7 @@ class MessageDecryptor:
         self._decryptor = None if reader is None else PayloadDecryptor(reader.private_key)
 
     def decrypt(self, metadata: pb.MessageMetadata, payload: bytes | memoryview) -> bytes:
-        """Return the payload as it was before it was encrypted. Raises UnreadableMessageError."""
+        """Return the payload as it was before encryption. Raises UnreadableMessageError."""
         if self._decryptor is None:
             names = ", ".join(each.key for each in metadata.encryption_keys)
             raise UnreadableMessageError(f"the message is encrypted for {names}: open the consumer with a key_reader")
@@ -142,7 +142,7 @@ class MessageDecryptor:
 
 
 def encrypted_payload(metadata: pb.MessageMetadata) -> EncryptedPayload:
-    """Return what the metadata of an entry says of its encryption."""
+    """Return the encryption data in the metadata of an entry."""
     return EncryptedPayload(
         {each.key: (each.value, {one.key: one.value for one in each.metadata}) for each in metadata.encryption_keys},
         metadata.encryption_param,
@@ -165,7 +165,7 @@ def _public_key(reader: KeyReader, name: str) -> RSAPublicKey | EllipticCurvePub
 
     try:
         key = load_pem_public_key(reader.public_key(name))
-    except Exception as error:  # the application's function, or the library's many kinds
+    except Exception as error:  # any error of the application's function, or of the library
         raise UsageError(f"the public key {name!r} for encryption cannot be used: {error or type(error).__name__}") from error
     if not isinstance(key, RSAPublicKey | EllipticCurvePublicKey):
         raise UsageError(f"the public key {name!r} is a {type(key).__name__}: use an RSA key or a key of an elliptic curve")

@@ -1,4 +1,4 @@
-"""Closing that runs once, also when the call that began it is cancelled."""
+"""Closing that runs exactly once, even if the call that began it is cancelled."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 
 class Ending:
-    """The end of one object. `work` closes it."""
+    """The closing of one object. `work` closes it."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._work = work
         self._task: asyncio.Task[None] | None = None
-        self._is_reported = False  # a caller has returned or raised what the task did
+        self._is_reported = False  # whether a caller has returned or raised the task's result
 
     async def reach(self) -> None:
-        """Close the object and raise what that raises. Calls after one that returned or raised that do nothing.
+        """Close the object and raise the error of that. Once a call has returned or raised, later ones do nothing.
 
-        Cancelled: closing goes on, and another call waits for its end and raises what it raised.
+        Cancelled: closing continues, and another call waits for its end and raises its error.
         """
         if self._task is None or self._task.cancelled():
             self._task = asyncio.get_running_loop().create_task(self._work(), name="cepheid/close")

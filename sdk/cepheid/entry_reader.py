@@ -1,7 +1,7 @@
-"""The messages in a received entry. No I/O.
+"""Decodes the messages of a received entry. No I/O.
 
-Most messages of a batch have a payload only, and headers of equal sizes are equal bytes: they are parsed once. Where all payloads
-of a batch have the same size too, it is cut at fixed distances.
+Most messages of a batch have only a payload, and equal sizes have equal headers, which are parsed once. If all payloads
+of a batch also have the same size, it is cut at fixed distances.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from cepheid_wire import BadTailError, WireError, decompress
 from cepheid_wire import pulsar_api_pb2 as pb
 
 Single = tuple[int, pb.SingleMessageMetadata | None, bytes]
-"""Index in the batch, own metadata (None: it has none), payload."""
+"""Index in the batch, its own metadata (None: it has none), payload."""
 
 _size_at = Struct(">I").unpack_from
 _SIZE_BYTES = 4
 _plain_headers: dict[bytes, int] = {}
-"""Header of a message that has only a payload, with the size in front of it, and the size of the payload that follows."""
+"""Header of a message that has only a payload, preceded by its size, and the size of the payload that follows."""
 _MAX_PLAIN_HEADERS = 4096
-_PLAIN_HEADER_BYTES = 4  # tag and size of a payload below 2 MiB: what is longer has more than that
+_PLAIN_HEADER_BYTES = 4  # tag and size of a payload below 2 MiB: larger ones need more
 
 
 def unpack(metadata: pb.MessageMetadata, payload: bytes | memoryview) -> bytes:
@@ -39,26 +39,26 @@ def unpack(metadata: pb.MessageMetadata, payload: bytes | memoryview) -> bytes:
 
 
 def split_plain_batch(payload: bytes, count: int) -> list[bytes] | None:
-    """Return the payloads of a batch of messages that have only a payload, all of one size. None: it is another kind of batch."""
+    """Return the payloads of a batch whose messages have only payloads of one size. None: it is another kind of batch."""
     each_bytes, rest_bytes = divmod(len(payload), count)
     if rest_bytes or each_bytes < _SIZE_BYTES:
         return None
     body_start = _SIZE_BYTES + _size_at(payload)[0]
     if body_start > each_bytes or _plain_headers.get(payload[:body_start]) != each_bytes - body_start:
         return None
-    for index in range(body_start):  # each byte of the first header is compared with those at its place in the others
+    for index in range(body_start):  # each byte of the first header is compared with those at its offset in the others
         if payload[index::each_bytes].count(payload[index]) != count:
             return None
     return [payload[start : start + each_bytes - body_start] for start in range(body_start, len(payload) + 1, each_bytes)]
 
 
 def split_batch(payload: bytes, count: int) -> list[Single]:
-    """Return the messages of a batch; those that compaction removed are left out. Raises UnreadableMessageError."""
+    """Return the messages of a batch without those that compaction removed. Raises UnreadableMessageError."""
     singles: list[Single] = []
     plain, start, end, header_bytes = _plain_headers, 0, len(payload), 0
     try:
         for index in range(count):
-            body_start = start + header_bytes  # most headers are as long as the one before
+            body_start = start + header_bytes  # most headers are as long as the previous one
             size_bytes = plain.get(payload[start:body_start])
             single = None
             if size_bytes is None:
@@ -78,7 +78,7 @@ def split_batch(payload: bytes, count: int) -> list[Single]:
 
 
 def _parse_header(sized_header: bytes) -> tuple[int, pb.SingleMessageMetadata | None]:
-    """Return the size of the payload, and the metadata unless it has nothing else. Raises DecodeError."""
+    """Return the size of the payload, and the metadata unless the size is all it has. Raises DecodeError."""
     if (size_bytes := _plain_headers.get(sized_header)) is not None:
         return size_bytes, None
     header = sized_header[_SIZE_BYTES:]
@@ -94,17 +94,17 @@ MAX_LOST = 1000
 
 
 class ChunkBuffer:
-    """Chunks of messages that have not come completely. Bounded: the oldest message is given up for a new one.
+    """Chunks of incomplete messages. Bounded: the oldest message is dropped for a new one.
 
-    After `add`, the caller takes `repeated`, places of chunks that have come before at another place, and `given_up`, places of
-    chunks that were dropped for the limit.
+    After `add`, the caller takes `repeated` (places of chunks that were received before at another place) and `given_up` (places of
+    chunks that were dropped because of the limit).
     """
 
     def __init__(self, limit_messages: int = 10) -> None:
         self.repeated: list[tuple[int, int]] = []
         self.given_up: list[tuple[int, int]] = []
         self._limit_messages = limit_messages
-        self._lost: dict[str, None] = {}  # messages that were given up: their further chunks are, too
+        self._lost: dict[str, None] = {}  # dropped messages: their further chunks are dropped, too
         self._pending: dict[str, tuple[list[bytes], list[tuple[int, int]]]] = {}
 
     def __len__(self) -> int:
@@ -117,9 +117,9 @@ class ChunkBuffer:
     def add(
         self, metadata: pb.MessageMetadata, at: tuple[int, int], payload: bytes | memoryview
     ) -> tuple[bytes, tuple[tuple[int, int], ...]] | None:
-        """Return the whole payload and the places of all chunks with the last chunk, else None."""
+        """Return the whole payload and the places of all chunks with the last chunk, otherwise None."""
         pieces, places = self._pending.get(metadata.uuid, (None, []))
-        if metadata.chunk_id == 0 and (pieces is None or at == places[0]):  # the same place: the message is delivered again
+        if metadata.chunk_id == 0 and (pieces is None or at == places[0]):  # the same place: a redelivery
             self._pending.pop(metadata.uuid, None)
             self._lost.pop(metadata.uuid, None)
             while len(self._pending) >= self._limit_messages:
@@ -128,7 +128,7 @@ class ChunkBuffer:
         if pieces is None:
             if metadata.uuid in self._lost:
                 self.given_up.append(at)
-            return None  # its beginning was not seen
+            return None  # its beginning was not received
         if metadata.chunk_id != len(pieces):
             if metadata.chunk_id < len(pieces) and at not in places:
                 self.repeated.append(at)

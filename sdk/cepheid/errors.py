@@ -1,4 +1,4 @@
-"""The errors of the client. All derive from `Error`; each message says what is wrong, and the hint says what to do.
+"""The errors of the client. All derive from `Error`; the message says what is wrong, and the hint what to do.
 
 Error ┬─ ConnectError            no broker could be reached, or the connection broke
       │    └─ UntrustedBrokerError  the certificate of the broker is not accepted
@@ -6,7 +6,7 @@ Error ┬─ ConnectError            no broker could be reached, or the connecti
       ├─ ClosedError             the client, producer, consumer or reader is closed
       ├─ UsageError              an argument or a call that cannot work (also a ValueError)
       ├─ WindowFullError         `send_nowait` found the producer's window full
-      ├─ MessageTooLargeError    the broker would not take a message of this size
+      ├─ MessageTooLargeError    the broker does not accept a message of this size
       ├─ SendFailedError         messages that `send_nowait` accepted were not stored
       ├─ UnreadableMessageError  the payload cannot be unpacked or decoded
       ├─ MissingExtraError       a library is not installed (also an ImportError)
@@ -14,8 +14,8 @@ Error ┬─ ConnectError            no broker could be reached, or the connecti
            ├─ NotFoundError      no such topic or subscription, and the broker does not create it
            ├─ BusyError          the subscription or the producer name is in use
            ├─ FencedError        another producer with exclusive access replaced this one
-           ├─ SchemaError        the schema does not go with the topic's
-           ├─ TerminatedError    the topic takes no more messages
+           ├─ SchemaError        the schema is incompatible with the topic's
+           ├─ TerminatedError    the topic accepts no more messages
            ├─ QuotaError         the backlog quota of the topic is reached
            ├─ ConflictError      an admin call: it exists already, or is in use (409)
            ├─ PreconditionError  an admin call: something else must be done before, or a value does not fit (412)
@@ -31,7 +31,7 @@ from cepheid_wire import ServerError
 
 
 class Error(CepheidError):
-    """The base of everything that the client raises on purpose."""
+    """Base class of the client's errors."""
 
 
 class ConnectError(Error):
@@ -42,13 +42,13 @@ class ConnectError(Error):
 
 
 class UntrustedBrokerError(ConnectError):
-    """The certificate of the broker is not accepted. What is being opened fails at once; what is open tries again."""
+    """The certificate of the broker is not accepted. Opening fails at once; open objects try again."""
 
     hint: ClassVar[str] = "name the CA that signed the broker's certificate as tls_ca_file, and use a name that the certificate has"
 
 
 class TimedOutError(Error, TimeoutError):
-    """No answer came within the time limit. The broker may have done what was asked."""
+    """No answer arrived within the time limit. The broker may have executed the request."""
 
     retriable: ClassVar[bool] = True
 
@@ -64,20 +64,20 @@ class UsageError(Error, ValueError):
 
 
 class WindowFullError(Error):
-    """So many messages wait for their receipts that `send_nowait` takes no more."""
+    """Too many messages wait for their receipts, so `send_nowait` accepts no more."""
 
     retriable: ClassVar[bool] = True
     hint: ClassVar[str] = "await producer.drain(), or raise window_messages or window_bytes"
 
 
 class MessageTooLargeError(Error):
-    """The broker takes no message of this size."""
+    """The broker does not accept messages of this size."""
 
     hint: ClassVar[str] = "open the producer with chunking=True, or raise the broker's max_message_bytes"
 
 
 class SendFailedError(Error):
-    """Messages that `send_nowait` accepted were not stored. `count` says how many, `first` is the first failure."""
+    """Messages that `send_nowait` accepted were not stored. `count` is their number, `first` the first failure."""
 
     def __init__(self, message: str, *, count: int, first: Error) -> None:
         super().__init__(message, count=count)
@@ -86,7 +86,7 @@ class SendFailedError(Error):
 
 
 class UnreadableMessageError(Error):
-    """A received payload cannot be unpacked or decoded. The message is not acknowledged by that."""
+    """A received payload cannot be unpacked or decoded. The message stays unacknowledged."""
 
     hint: ClassVar[str] = (
         "acknowledge it to skip it, or nack it to get it again; a payload that cannot be unpacked is never a dead letter"
@@ -94,11 +94,11 @@ class UnreadableMessageError(Error):
 
 
 class MissingExtraError(Error, ImportError):
-    """A library that this needs is not installed."""
+    """A required library is not installed."""
 
 
 class RefusedError(Error):
-    """The broker refused. `code` is its reason in the binary protocol, `status` the HTTP status of an admin call (else 0)."""
+    """The broker refused. `code` is its reason in the binary protocol, `status` the HTTP status of an admin call (otherwise 0)."""
 
     def __init__(self, message: str, *, code: ServerError = ServerError.UNKNOWN_ERROR, status: int = 0, **facts: Any) -> None:
         reason = {"status": status} if status else {"code": code.name}
@@ -127,13 +127,13 @@ class FencedError(RefusedError):
 
 
 class SchemaError(RefusedError):
-    """The schema does not go with the one that the topic has."""
+    """The schema is incompatible with that of the topic."""
 
     hint: ClassVar[str] = "change the type so that both fit, or the topic's compatibility strategy"
 
 
 class TerminatedError(RefusedError):
-    """The topic was terminated and takes no more messages."""
+    """The topic was terminated and accepts no more messages."""
 
 
 class QuotaError(RefusedError):
@@ -144,11 +144,11 @@ class QuotaError(RefusedError):
 
 
 class ConflictError(RefusedError):
-    """What an admin call would create exists already, or what it would change is in use."""
+    """The object that an admin call would create exists already, or the one that it would change is in use."""
 
 
 class PreconditionError(RefusedError):
-    """An admin call needs something else first, or a name or value in it does not fit. The message says which."""
+    """An admin call requires something else first, or a name or value in it is invalid. The message says which."""
 
 
 class NotAllowedError(RefusedError):
@@ -180,7 +180,7 @@ TRANSIENT_CODES = frozenset(
         ServerError.TOO_MANY_REQUESTS,
     }
 )
-"""The same request may succeed later: lookups, producers and consumers are opened again until their time limit."""
+"""Codes after which the same request may succeed later: lookups, producers and consumers retry until their time limit."""
 
 
 def refused(code: int, message: str, what: str) -> RefusedError:
@@ -194,7 +194,7 @@ def refused(code: int, message: str, what: str) -> RefusedError:
 
 
 def is_transient(error: Error) -> bool:
-    """Return whether the same request may succeed if it is simply repeated."""
+    """Return whether the same request may succeed when repeated."""
     if isinstance(error, RefusedError):
         return not error.status and error.code in TRANSIENT_CODES
     return isinstance(error, ConnectError) and not isinstance(error, UntrustedBrokerError)

@@ -1,4 +1,4 @@
-"""Notices that this process was forked: a child shares its parent's sockets, and must not write amid the parent's frames."""
+"""Detects forks of this process: a child shares its parent's sockets, and must not write between the parent's frames."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ class _Forks:
 
 
 _forks = _Forks()
-if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork either
+if hasattr(os, "register_at_fork"):  # not on Windows, which has no fork
     os.register_at_fork(after_in_child=_forks.on_child)
 
 
 def generation() -> int:
-    """Return how many forks lie between the first process and this one, since the client was imported."""
+    """Return the number of forks between the process that imported the client and this one."""
     return _forks.generation
 
 
 def sever_in_children(severable: Severable) -> None:
-    """Call `sever` in the next child that is forked from this process. `sever` may ask for it again, for children of that child."""
+    """Call `sever` in the next child forked from this process. `sever` may request it again, for children of that child."""
     _forks.severable.add(severable)
 
 
 def close_inherited(descriptor: int) -> None:
-    """In a forked child: let go of a file that its parent uses, without a shutdown, which would end the connection for both.
+    """In a forked child: release a file that its parent uses, without a shutdown, which would end the connection for both.
 
-    The number stays taken, by the null device, until the object closes it that had it: a close by that object, or a call for an
-    event queue that is shared with the parent, then touches nothing of the parent.
+    The descriptor stays taken, by the null device, until its object closes it: that close, or a call for an event queue shared
+    with the parent, then does not affect the parent.
     """
     with suppress(OSError):
         null = os.open(os.devnull, os.O_RDWR)
@@ -55,5 +55,5 @@ def close_inherited(descriptor: int) -> None:
 
 
 def keep_inherited(*inherited: object) -> None:
-    """In a forked child: never finalize these. Event loops and tasks of the parent would clean up what the parent still uses."""
+    """In a forked child: never finalize these. The parent's event loops and tasks would clean up what the parent still uses."""
     _forks.kept.extend(inherited)

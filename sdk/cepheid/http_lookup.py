@@ -1,6 +1,6 @@
-"""Lookup over the admin API, for networks in which only its port is known to clients: `cepheid.connect("http://broker:8080")`.
+"""Lookup over the admin API, for networks in which clients know only its port: `cepheid.connect("http://broker:8080")`.
 
-The calls are those of Java's HTTP lookup, so that the same ports and permissions are enough. Messages go over the binary protocol.
+The calls are those of Java's HTTP lookup, so that the same ports and permissions suffice. Messages use the binary protocol.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAY_PASS = (429, 500, 502, 503, 504)
 
 
 class HttpLookup(Lookup):
-    """As `Lookup`. Redirects are followed to the broker that knows the answer."""
+    """A Lookup over HTTP. Redirects are followed to the broker that has the answer."""
 
     def __init__(self, url: str, security: Security, pool: ConnectionPool, timeout_s: float) -> None:
         super().__init__((), pool, timeout_s)
@@ -34,7 +34,7 @@ class HttpLookup(Lookup):
         return f"<HttpLookup {self._url}>"
 
     async def any_broker(self) -> Connection:
-        """Return a connection to the broker that was found last. Raises ConnectError."""
+        """Return a connection to the last broker that was found. Raises ConnectError."""
         if self._last is None:
             raise ConnectError(f"{self._url} was not asked for a topic yet: no broker is known")
         return await self._pool.get(self._last)

@@ -1,6 +1,6 @@
-"""What an application may do with every message that a client publishes and processes, such as tracing (`cepheid.telemetry`).
+"""Hooks for every message that a client publishes or processes, for example for tracing (`cepheid.telemetry`).
 
-An interceptor is never the reason that a message is not sent, not processed or not acknowledged: what it raises is logged.
+An interceptor never prevents a message from being sent, processed or acknowledged: its errors are logged.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from cepheid.producer import Producer, T
 log = logging.getLogger(__name__)
 
 Outcome = MessageId | BaseException | None
-"""Of a send: the id, why it failed or was cancelled, or None when `send_nowait` took the message."""
+"""Outcome of a send: the id, the error or cancellation, or None if `send_nowait` accepted the message."""
 OnEnded = Callable[[Outcome], None]
 
 
 class Interceptor:
-    """Override what you need. The methods are called in the task that sends or processes, and must not block."""
+    """Base class of interceptors; override what you need.
+
+    The task that sends or processes calls the methods, which must not block.
+    """
 
     def on_send(self, topic: str, properties: dict[str, str]) -> OnEnded | None:
-        """Called before a message is published; may add properties. What it returns is called with the outcome."""
+        """Called before a message is published; may add properties. The returned function is called with the outcome."""
         return None
 
     def processing(self, message: Message[Any]) -> AbstractContextManager[object]:
-        """Return what is entered around the block of `message.processing()` and around a handler of `consumer.run`."""
+        """Return a context manager entered around the block of `message.processing()` and each handler of `consumer.run`."""
         return nullcontext()
 
 
@@ -72,7 +75,7 @@ class InterceptedProducer(Producer[T]):
 
 @contextmanager
 def intercepted(interceptors: Sequence[Interceptor], message: Message[Any]) -> Iterator[None]:
-    """Enter `processing` of all interceptors. They see what the block raises, and cannot suppress it."""
+    """Enter `processing` of all interceptors. They see the block's exceptions but cannot suppress them."""
     with ExitStack() as entered:
         for interceptor in interceptors:
             guarded = _Guarded(interceptor, message)
@@ -81,7 +84,7 @@ def intercepted(interceptors: Sequence[Interceptor], message: Message[Any]) -> I
 
 
 class _Guarded(AbstractContextManager[None]):
-    """`processing` of one interceptor, without its failures."""
+    """The `processing` of one interceptor, with its own errors logged."""
 
     def __init__(self, interceptor: Interceptor, message: Message[Any]) -> None:
         self._interceptor = interceptor

@@ -1,4 +1,4 @@
-"""Finds the broker that serves a topic, how many partitions a topic has, which topics a namespace has, and schemas."""
+"""Looks up the broker of a topic, its number of partitions, the topics of a namespace, and schemas."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_SCHEMA = ServerError.TOPIC_NOT_FOUND
 
 
 async def retrying(work: Callable[[], Awaitable[T]], what: str, timeout_s: float | None) -> T:
-    """Return what `work` returns; repeat it with back-off while it fails in a way that may pass.
+    """Return what `work` returns; repeat it with back-off while it fails temporarily.
 
     Raises TimedOutError, which names the last failure, after `timeout_s`; None: no limit.
     """
@@ -40,18 +40,18 @@ async def retrying(work: Callable[[], Awaitable[T]], what: str, timeout_s: float
     except TimeoutError as error:
         if isinstance(error, Error) or not limit.expired():
             raise
-        why = f"the last attempt failed: {last.args[0]}" if last else "no answer came"
+        why = f"the last attempt failed: {last.args[0]}" if last else "no answer arrived"
         raise TimedOutError(f"{what}: gave up after {timeout_s} s; {why}") from None
 
 
 class Lookup:
-    """Asks the brokers of the service URL, in turn: the next one after a failure, a refusal that may pass, or silence."""
+    """Queries the brokers of the service URL in turn: the next one after a failure, a temporary refusal, or silence."""
 
     def __init__(self, addresses: Sequence[Address], pool: ConnectionPool, timeout_s: float) -> None:
         self._addresses = addresses
         self._pool = pool
         self._timeout_s = timeout_s
-        # Of several addresses each can be silent for its share, and one share is left for the brokers that they name.
+        # Each of several addresses can be silent for its share, and one share is left for the brokers that they name.
         self._answer_limit_s = timeout_s / (len(addresses) + 1) if len(addresses) > 1 else timeout_s
         self._turn = 0
         self.over_tls = any(address.over_tls for address in addresses)
@@ -64,7 +64,7 @@ class Lookup:
         return "with" if self.over_tls else "without"
 
     async def any_broker(self) -> Connection:
-        """Return a connection to the first address that answers. Raises ConnectError when none does, and RefusedError."""
+        """Return a connection to the first address that answers. Raises ConnectError if none does, and RefusedError."""
         failures: list[ConnectError | RefusedError] = []
         for _ in self._addresses:
             address = self._addresses[self._turn % len(self._addresses)]
@@ -81,7 +81,7 @@ class Lookup:
 
     @asynccontextmanager
     async def _in_turn(self) -> AsyncIterator[Connection]:
-        """Yield what `any_broker` returns. If the block fails in a way that may pass, the next one gets another address."""
+        """Yield what `any_broker` returns. If the block fails temporarily, the next caller gets another address."""
         connection = await self.any_broker()
         try:
             yield connection
@@ -91,12 +91,12 @@ class Lookup:
             raise
 
     def _pass_over(self, address: Address) -> None:
-        """Begin with the next address from now on. Of calls that fail at the same time at one address, the first moves on."""
+        """Begin with the next address from now on. If calls fail at one address at the same time, only the first moves on."""
         if self._addresses[self._turn % len(self._addresses)] == address:
             self._turn += 1
 
     async def broker_of(self, topic: str) -> Connection:
-        """Return a connection to the broker that serves the topic: one attempt, redirects followed."""
+        """Return a connection to the broker that serves the topic: one attempt, following redirects."""
         async with self._in_turn() as connection:
             return await self._follow(connection, topic)
 
@@ -113,9 +113,9 @@ class Lookup:
                 kind = "with" if connection.address.over_tls else "without"
                 raise ConnectError(f"{what}: {connection.address} named a broker without an address for clients {kind} TLS")
             (broker, *_) = parse_service_url(url)
-            if connection.address.over_tls and not broker.over_tls:  # credentials and messages would cross the network in the clear
+            if connection.address.over_tls and not broker.over_tls:  # credentials and messages would be sent unencrypted
                 raise ConnectError(f"{what}: {connection.address} named {url}, which has no TLS")
-            if answer.proxy_through_service_url and broker != connection.address:  # a standalone names itself with that flag
+            if answer.proxy_through_service_url and broker != connection.address:  # a standalone server names itself with that flag
                 connection = await self._pool.get(connection.address, proxy_to=broker)
             else:
                 connection = await self._pool.get(broker)
@@ -125,17 +125,14 @@ class Lookup:
         raise ConnectError(f"lookup of {topic}: more than {MAX_REDIRECTS} redirects; the brokers do not agree who serves it")
 
     async def at(self, broker_url: str) -> Connection:
-        """Return a connection to the broker of a URL that another broker gave."""
+        """Return a connection to the broker of a URL from another broker."""
         (address, *_) = parse_service_url(broker_url)
-        if self.over_tls and not address.over_tls:  # credentials and messages would cross the network in the clear
+        if self.over_tls and not address.over_tls:  # credentials and messages would be sent unencrypted
             raise ConnectError(f"a broker named {broker_url}, which has no TLS")
         return await self._pool.get(address)
 
     async def partitions(self, topic: str, *, may_create: bool = True) -> int:
-        """Return the number of partitions, 0 for a topic without. Creates the topic if the broker's policy says so.
-
-        Without `may_create` it raises NotFoundError for a topic that does not exist, or returns 0.
-        """
+        """Return the number of partitions, 0 for an unpartitioned topic. Creates the topic if the broker's policy says so."""
         what = f"partitions of {topic}"
 
         async def ask() -> int:
@@ -150,7 +147,7 @@ class Lookup:
         return await retrying(ask, what, self._timeout_s)
 
     async def topics(self, namespace: str) -> list[str]:
-        """Return the full names of the persistent topics of `tenant/namespace`; partitions one by one."""
+        """Return the full names of the persistent topics of `tenant/namespace`; partitions are listed separately."""
         what = f"topics of {namespace}"
 
         async def ask() -> list[str]:
@@ -161,7 +158,7 @@ class Lookup:
         return await retrying(ask, what, self._timeout_s)
 
     async def schema(self, topic: str, version: bytes | None = None) -> pb.Schema | None:
-        """Return a schema of the topic, the latest without `version`; None when there is none."""
+        """Return a schema of the topic, the latest without `version`; None if there is none."""
         what = f"schema of {topic}"
 
         async def ask() -> pb.Schema | None:

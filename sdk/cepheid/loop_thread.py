@@ -1,4 +1,4 @@
-"""An event loop in a thread of its own, for blocking callers."""
+"""An event loop in its own thread, for blocking callers."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from cepheid.forks import close_inherited, generation, keep_inherited, sever_in_
 
 R = TypeVar("R")
 STOP_LIMIT_S = 5.0
-"""How long calls may take to end after they were cancelled."""
+"""Time for cancelled calls to end."""
 PARK_LIMIT_S = 1.0
-"""How long a fork waits for a loop to pause. It is longer only where the loop waits for what the forking thread holds."""
+"""Time that a fork waits for a loop to pause. It is exceeded only if the loop waits for what the forking thread holds."""
 
 
 class LoopThread:
-    """Runs coroutines for other threads. The thread is a daemon: a program that forgets to close it can still end."""
+    """Runs coroutines for other threads. The thread is a daemon: a program that does not close it can still end."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name=name, daemon=True)
-        self._lock = threading.Lock()  # no work is taken once `_is_stopping` is set
+        self._lock = threading.Lock()  # no work is accepted once `_is_stopping` is set
         self._is_stopping = False
         self._generation = generation()
         self._thread.start()
@@ -45,16 +45,17 @@ class LoopThread:
         return self._generation != generation()
 
     def sever(self) -> None:
-        """In a forked child: leave the loop alone. Its event queue (epoll) is shared with the parent: what is removed from it here
-        would be removed for the parent as well, such as the pipe that wakes the loop."""
+        """In a forked child: leave the loop alone. It shares its event queue (epoll) with the parent: removing something here,
+        such as the pipe that wakes the loop, would remove it for the parent as well.
+        """
         keep_inherited(self._loop)
-        queue = getattr(getattr(self._loop, "_selector", None), "fileno", None)  # not uvloop, nor select
+        queue = getattr(getattr(self._loop, "_selector", None), "fileno", None)  # absent with uvloop and select
         if queue is not None:
             with suppress(ValueError):  # the loop is closed
                 close_inherited(queue())
 
     def park(self, parked: threading.Event, go_on: threading.Event) -> None:
-        """Set `parked` once the loop is between two callbacks, and wait there for `go_on`."""
+        """Set `parked` once the loop is between two callbacks, and let it wait there for `go_on`."""
 
         def wait() -> None:
             parked.set()
@@ -65,14 +66,14 @@ class LoopThread:
             return
         try:
             self._loop.call_soon_threadsafe(wait)
-        except RuntimeError:  # closed since
+        except RuntimeError:  # closed meanwhile
             parked.set()
 
     def run(self, work: Coroutine[Any, Any, R]) -> R:
-        """Return what `work` returns. When the caller is interrupted (Ctrl-C), the work is cancelled first."""
+        """Return what `work` returns. If the caller is interrupted (Ctrl-C), the work is cancelled first."""
         if self.is_of_parent:
             work.close()
-            raise UsageError("the client was made before this process was forked: call cepheid.sync.connect in each process")
+            raise UsageError("the client was created before this process was forked: call cepheid.sync.connect in each process")
         if threading.current_thread() is self._thread:
             work.close()
             raise UsageError("a blocking call inside the client's own thread would wait for itself")
@@ -97,7 +98,7 @@ class LoopThread:
             raise
 
     def call(self, work: Callable[[], R]) -> R:
-        """Return what a function returns that must run on the loop."""
+        """Run a function on the loop and return what it returns."""
 
         async def run() -> R:
             return work()
@@ -117,7 +118,7 @@ class LoopThread:
             self._loop.close()
 
     async def _end(self) -> None:
-        """Let every call of another thread end before the loop does: it waits for its result."""
+        """Let every call of another thread end before the loop does, as it waits for its result."""
         try:
             running = asyncio.all_tasks() - {asyncio.current_task()}
             for task in running:
@@ -129,8 +130,9 @@ class LoopThread:
 
 
 class _Pauses(threading.local):
-    """Pauses the loops while this thread forks: what a callback holds, such as the lock of a module that it imports, would stay
-    locked in the child for ever."""
+    """Pauses the loops while this thread forks: locks held by a callback, such as that of a module being imported, would stay
+    locked in the child for ever.
+    """
 
     threads: ClassVar[weakref.WeakSet[LoopThread]] = weakref.WeakSet()  # of all threads that fork
     go_on: threading.Event | None = None

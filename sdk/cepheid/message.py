@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class MessageSource(Protocol):
-    """The consumer of one topic, as its messages see it."""
+    """The interface of a topic consumer for its messages."""
 
     @property
     def is_unordered(self) -> bool: ...
@@ -36,7 +36,7 @@ class MessageSource(Protocol):
 
 
 class EntryFacts:
-    """What the messages of one entry have in common."""
+    """Attributes shared by the messages of one entry."""
 
     __slots__ = (
         "batch_size", "chunk_ids", "encryption",
@@ -62,12 +62,12 @@ class EntryFacts:
         self.metadata = metadata
         self.schema = schema
         self.batch_size = 0  # 0: not a batch
-        self.part: BatchPart | None = None  # what is left of the batch, once a message of it was acknowledged
-        self.chunk_ids: tuple[tuple[int, int], ...] = ()  # all entries of a message that came in chunks
+        self.part: BatchPart | None = None  # the unacknowledged rest of the batch, once one of its messages was acknowledged
+        self.chunk_ids: tuple[tuple[int, int], ...] = ()  # all entries of a chunked message
         self.writer: TopicSchema | None = None  # the schema it was written with, if the consumer's schema needs it
         self.problem: UnreadableMessageError | None = None
-        self.encryption: EncryptedPayload | None = None  # the payload is still encrypted, as the consumer wanted it
-        self.unpacked = True  # False: the payload is not known, so the message must not be published again in its name
+        self.encryption: EncryptedPayload | None = None  # set if the payload is still encrypted, as the consumer requested
+        self.unpacked = True  # False: the payload is not known, so the message must not be published again
 
 
 class Message(Generic[T]):
@@ -89,7 +89,7 @@ class Message(Generic[T]):
 
     @property
     def value(self) -> T:
-        """The decoded payload; None for a message without value (a deletion, to compaction). Raises UnreadableMessageError."""
+        """The decoded payload; None for a message without a value (a deletion for compaction). Raises UnreadableMessageError."""
         facts = self._facts
         if facts.problem is not None:
             raise facts.problem
@@ -107,14 +107,14 @@ class Message(Generic[T]):
 
     @property
     def data(self) -> bytes:
-        """The payload. Raises UnreadableMessageError when it cannot be unpacked."""
+        """The payload. Raises UnreadableMessageError if it cannot be unpacked."""
         if self._facts.problem is not None:
             raise self._facts.problem
         return self._data
 
     @property
     def encryption(self) -> EncryptedPayload | None:
-        """How `data` is encrypted, for consumers with `on_decryption_failure="consume"`; None: it is not."""
+        """How `data` is encrypted, for consumers with `on_decryption_failure="consume"`; None: it is not encrypted."""
         return self._facts.encryption
 
     @property
@@ -124,18 +124,18 @@ class Message(Generic[T]):
 
     @property
     def topic(self) -> str:
-        """Full name of the topic; of the partition, for a partitioned one."""
+        """Full name of the topic, or of the partition of a partitioned one."""
         return self._facts.topic
 
     @property
     def key(self) -> str | None:
-        """The key as text. Java clients can give bytes as the key: then this is base64, and `key_bytes` has them."""
+        """The key as text. If a Java client used bytes as the key, this is base64, and `key_bytes` has the bytes."""
         metadata = self._own
         return metadata.partition_key if metadata.HasField("partition_key") else None
 
     @property
     def key_bytes(self) -> bytes | None:
-        """The key as bytes. Raises UnreadableMessageError when it says that it is base64 and is not."""
+        """The key as bytes. Raises UnreadableMessageError if it is declared as base64 but is not."""
         if (key := self.key) is None:
             return None
         if not self.has_base64_key:
@@ -161,7 +161,7 @@ class Message(Generic[T]):
 
     @property
     def event_time(self) -> datetime | None:
-        """The time that the application gave; None if it gave none."""
+        """The time set by the application; None if it set none."""
         metadata = self._own
         return _as_datetime(metadata.event_time) if metadata.HasField("event_time") else None
 
@@ -176,14 +176,14 @@ class Message(Generic[T]):
 
     @property
     def sequence_id(self) -> int:
-        """What the producer numbered it with."""
+        """The producer's number for the message."""
         if self._single is not None and self._single.HasField("sequence_id"):
             return self._single.sequence_id
         return self._facts.metadata.sequence_id + max(self._index, 0)
 
     @property
     def redelivery_count(self) -> int:
-        """How many times it was delivered before. The broker counts for shared and key_shared subscriptions only."""
+        """How many times it was delivered before. The broker counts only for shared and key_shared subscriptions."""
         return self._facts.redelivery_count
 
     @property
@@ -192,14 +192,16 @@ class Message(Generic[T]):
         return self._own.null_value
 
     def processing(self) -> Processing[T]:
-        """`async with message.processing():` acknowledges the message if the block ends, and gives it back with back-off if the
-        block raises. A block that is cancelled gives it back at once. Raises ClosedError when the consumer was closed meanwhile."""
+        """Process the message in a block: `async with message.processing():`.
+
+        The message is acknowledged if the block ends, and given back with back-off if it raises. A cancelled block gives it back at
+        once. Raises ClosedError if the consumer was closed meanwhile.
+        """
         return Processing(self)
 
     @property
     def _own(self) -> pb.MessageMetadata | pb.SingleMessageMetadata:
-        """What has the attributes of this message alone. In a batch it is never the entry's metadata: those repeat the key of the
-        first message."""
+        """The metadata of this message alone. In a batch it is never the entry's, which repeats the key of the first message."""
         if self._single is not None:
             return self._single
         return _PLAIN if self._index >= 0 else self._facts.metadata
@@ -212,7 +214,7 @@ def messages_of(
     singles: Iterable[pb.SingleMessageMetadata | None],
     payloads: Sequence[bytes],
 ) -> list[Message[Any]]:
-    """Return the messages of a batch. It takes half the time of as many calls of `Message`."""
+    """Return the messages of a batch, in half the time of separate calls of `Message`."""
     messages: list[Message[Any]] = list(map(object.__new__, repeat(Message, len(payloads))))
     for message, index, single, payload in zip(messages, indexes, singles, payloads, strict=False):
         message._source = source

@@ -1,4 +1,4 @@
-"""Where a message is stored."""
+"""The id of a message: its place in the topic."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class MessageId(NamedTuple):
         return f"{self.ledger_id}:{self.entry_id}{inside}{where}"
 
     def to_bytes(self) -> bytes:
-        """Return the id as the official clients serialize it."""
+        """Return the id in the serialization of the official clients."""
         return as_protobuf(self).SerializeToString()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> MessageId:
-        """Return the id that `to_bytes`, or `serialize` of an official client, returned. Raises UsageError."""
+        """Return the id from the result of `to_bytes`, or of `serialize` of an official client. Raises UsageError."""
         try:
             parsed = pb.MessageIdData.FromString(data)
         except DecodeError:
@@ -42,13 +42,13 @@ class MessageId(NamedTuple):
 
 
 EARLIEST = MessageId(-1, -1)
-"""Before the first message that the topic still has."""
+"""The place before the first message that the topic still has."""
 LATEST = MessageId(MAX_MESSAGE_ID, MAX_MESSAGE_ID)
-"""After the last message that the topic has when the broker looks."""
+"""The place after the last message that the topic has when the broker is asked."""
 
 
 def as_protobuf(message_id: MessageId) -> pb.MessageIdData:
-    mask = (1 << 64) - 1  # the protocol writes -1 into unsigned fields
+    mask = (1 << 64) - 1  # the protocol stores -1 in unsigned fields
     data = pb.MessageIdData(ledgerId=message_id.ledger_id & mask, entryId=message_id.entry_id & mask)
     if message_id.partition >= 0:
         data.partition = message_id.partition

@@ -1,4 +1,4 @@
-"""What `client.producer(…)` and its like return: `await` it, or use it with `async with`, which also closes it."""
+"""The result of `client.producer(…)` and similar calls: `await` it, or use it with `async with`, which also closes it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T", bound=Closeable)
 
 
 class Opening(Generic[T]):
-    """Nothing happens until it is awaited or entered."""
+    """An object that can be opened. Nothing happens until it is awaited or entered."""
 
     def __init__(self, open_it: Callable[[], Awaitable[T]]) -> None:
         self._open = open_it

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Producer(Generic[T]):
-    """Made by `client.producer(…)`."""
+    """A producer, created by `client.producer(…)`."""
 
     def __init__(
         self,
@@ -55,31 +55,31 @@ class Producer(Generic[T]):
 
     @property
     def name(self) -> str:
-        """The producer's name: given by the application, or by the broker."""
+        """The producer's name, from the application or the broker."""
         return self._partitions[0].name
 
     @property
     def last_sequence_id(self) -> int:
-        """Sequence id of the last message that was stored; -1 if there is none.
+        """Sequence id of the last stored message; -1 if there is none.
 
-        Of a partitioned topic it is the lowest of all partitions. An application that sends everything after it again loses
-        nothing; with deduplication nothing is stored twice if each message has its partition again: route by key, or by a function.
+        With a partitioned topic it is the lowest of all partitions. An application that resends everything after it loses nothing;
+        with deduplication nothing is stored twice if each message gets the same partition again: route by key, or by a function.
         """
         return min(partition.last_sequence_id for partition in self._partitions)
 
     @property
     def server_version(self) -> str:
-        """What the broker of the topic, or of its first partition, calls itself."""
+        """The version reported by the broker of the topic, or of its first partition."""
         return self._partitions[0].server_version
 
     @property
     def has_failed(self) -> bool:
-        """Whether it was lost for good, on one partition at least."""
+        """Whether it was lost for good on at least one partition."""
         return any(partition.failure is not None for partition in self._partitions)
 
     @property
     def unanswered_messages(self) -> int:
-        """Messages whose receipt has not come yet."""
+        """Number of messages without a receipt yet."""
         return self._window.messages
 
     async def send(
@@ -94,13 +94,14 @@ class Producer(Generic[T]):
         deliver_after: timedelta | float | None = None,
         sequence_id: int | None = None,
     ) -> MessageId:
-        """Publish a message and return its id once it is stored. Times are datetimes or milliseconds since 1970, `deliver_after`
-        a timedelta or seconds. A key of bytes is sent in base64, as Java's clients do. The value None makes a message without
-        value: to compaction it deletes what its key has. While the window is full this waits for room, after the calls that wait
-        already.
+        """Publish a message and return its id once it is stored.
 
-        Raises TimedOutError after the send timeout (the message may be stored or not), MessageTooLargeError, UsageError,
-        ClosedError, and why the producer was lost. Cancelled while it waits for room: nothing is sent. Cancelled after that: the
+        Times are datetimes or milliseconds since 1970, `deliver_after` a timedelta or seconds. A key of bytes is sent in base64,
+        like Java's clients do. The value None creates a message without a value: for compaction it deletes its key. While the
+        window is full this waits for room, after earlier calls that wait.
+
+        Raises TimedOutError after the send timeout (the message may or may not be stored), MessageTooLargeError, UsageError,
+        ClosedError, and the error that ended the producer. Cancelled while it waits for room: nothing is sent. Cancelled later: the
         message is sent all the same.
         """
         payload = b"" if value is None else self._encode(value)
@@ -123,7 +124,7 @@ class Producer(Generic[T]):
         waiter: asyncio.Future[MessageId] = asyncio.get_running_loop().create_future()
         self._choose(key).add(payload, attributes, sequence_id, waiter)
         if self._window.has_waiters and self._window.is_full and not self._repeatable:
-            self._seal_all()  # others wait for receipts: what is open must not wait for company
+            self._seal_all()  # others wait for receipts: the open batch must not wait for more messages
         return await waiter
 
     def send_nowait(
@@ -138,10 +139,10 @@ class Producer(Generic[T]):
         deliver_after: timedelta | float | None = None,
         sequence_id: int | None = None,
     ) -> None:
-        """Take a message for publishing and return at once. `flush` says whether all of them were stored.
+        """Accept a message for publishing and return at once. `flush` reports whether all of them were stored.
 
-        Raises WindowFullError (await `drain()` and call again), MessageTooLargeError, UsageError, ClosedError, and why the
-        producer was lost; then the message was not taken.
+        Raises WindowFullError (await `drain()` and call again), MessageTooLargeError, UsageError, ClosedError, and the error that
+        ended the producer; the message was then not accepted.
         """
         payload = b"" if value is None else self._encode(value)
         window = self._window
@@ -170,17 +171,17 @@ class Producer(Generic[T]):
             producer.add(payload, attributes, sequence_id, None)
 
     async def drain(self) -> None:
-        """Wait until the window has room for at least one message. Cancelling it changes nothing."""
+        """Wait until the window has room for at least one message. Cancelling has no effect."""
         self._check_usable()
-        if self._window.is_full and not self._repeatable:  # a full window of a repeatable producer has sealed batches in it
+        if self._window.is_full and not self._repeatable:  # a full window of a repeatable producer contains sealed batches
             self._seal_all()
         await self._window.wait_for_room()
         self._check_usable()
 
     async def flush(self) -> None:
-        """Send what waits for a batch, and wait until everything taken so far is stored.
+        """Send the open batches, and wait until everything accepted so far is stored.
 
-        Raises SendFailedError if messages of `send_nowait` were not stored since the last `flush`. Cancelling it changes nothing:
+        Raises SendFailedError if messages of `send_nowait` were not stored since the last `flush`. Cancelling has no effect:
         the messages are sent all the same.
         """
         self._partitions[0].check_process()
@@ -190,7 +191,7 @@ class Producer(Generic[T]):
     async def close(self) -> None:
         """Flush, and leave the topic. Messages are refused from now on. A second call does nothing.
 
-        Raises as `flush` does, after it has closed. Cancelled: closing goes on, and another call waits for its end.
+        Raises the errors of `flush` after it has closed. Cancelled: closing continues, and another call waits for its end.
         Without a send timeout it waits for receipts as long as for the answer to any request, and then raises TimedOutError.
         """
         if not self._closed:
@@ -200,9 +201,9 @@ class Producer(Generic[T]):
         await self._ending.reach()
 
     async def abandon(self) -> None:
-        """Leave the topic at once: what waits for a batch is not sent, and what has no receipt yet may be stored or not.
+        """Leave the topic at once: open batches are not sent, and messages without a receipt may or may not be stored.
 
-        For an application that starts over. After it `close` does nothing.
+        For an application that starts over. A later `close` does nothing.
         """
         if self._closed and not self._is_abandoned:
             return
@@ -229,7 +230,7 @@ class Producer(Generic[T]):
             ) from None
 
     def add_partitions(self, partitions: list[TopicProducer]) -> None:
-        """The topic has grown. Keys may now belong to another partition, as with the official clients."""
+        """Add partitions of a topic that has grown. Keys may now belong to other partitions, as with the official clients."""
         if self._closed:
             for partition in partitions:
                 partition.refuse_more()
@@ -259,7 +260,10 @@ class Producer(Generic[T]):
             partition.seal()
 
     def _check_usable(self) -> None:
-        """Raises ClosedError, and why the producer was lost if no partition can be used. The chosen one is checked apart."""
+        """Raise ClosedError, or the error that ended the producer if no partition is usable.
+
+        The chosen one is checked separately.
+        """
         for partition in self._partitions:
             if partition.failure is None:
                 partition.check_usable()

@@ -1,4 +1,4 @@
-"""A reader: messages of a topic from a place on, without a subscription that outlives it."""
+"""A reader: messages of a topic from a position on, without a lasting subscription."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class Reader(Generic[T]):
-    """Made by `client.reader(…)`. Messages need no acknowledgement."""
+    """A reader, created by `client.reader(…)`. Messages need no acknowledgement."""
 
     def __init__(self, consumer: Consumer[T]) -> None:
         self._consumer = consumer
@@ -21,16 +21,16 @@ class Reader(Generic[T]):
         return f"<Reader {', '.join(self._consumer.topics)}>"
 
     async def read(self, timeout: float | None = None) -> Message[T]:
-        """Return the next message. Raises TimedOutError after `timeout` seconds, ClosedError, and why the reader was lost.
+        """Return the next message.
 
-        Cancelled: no message is lost, the next call returns it.
+        Raises TimedOutError after `timeout` seconds, ClosedError, and the error that ended the reader.
         """
         message = await self._consumer.receive(timeout)
-        self._consumer.ack_cumulative_nowait(message)  # so that the broker need not keep the place of messages already read
+        self._consumer.ack_cumulative_nowait(message)  # so that the broker need not keep messages that were read
         return message
 
     async def has_message_available(self) -> bool:
-        """Return whether `read` would return a message that the topic has now. Raises TimedOutError, ConnectError."""
+        """Return whether `read` would return a message that is in the topic now. Raises TimedOutError, ConnectError."""
         if self._consumer.queued_messages:
             return True
         for link in list(self._consumer.links.values()):
@@ -39,7 +39,7 @@ class Reader(Generic[T]):
         return False
 
     async def seek(self, to: SeekTarget, *, inclusive: bool = False) -> None:
-        """Go on from another place; see `Consumer.seek`."""
+        """Continue from another position; see `Consumer.seek`."""
         await self._consumer.seek(to, inclusive=inclusive)
 
     async def close(self) -> None:

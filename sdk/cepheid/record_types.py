@@ -1,4 +1,4 @@
-"""Record types (dataclass, TypedDict, pydantic model) as Avro definitions, and their values as plain data and back.
+"""Record types (dataclass, TypedDict, pydantic model) as Avro definitions, and conversion of their values to plain data and back.
 
     Python                        Avro                             JSON
     bool int float str            boolean long double string       the same
@@ -10,7 +10,7 @@
     list[X] dict[str, X]          array, map                       array, object
     a record type                 record                           object
 
-`lower` makes plain data of a value, `lift` a value of plain data; both name the field that does not fit.
+`lower` converts a value to plain data, `lift` plain data to a value; both name the field that does not fit.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 from cepheid.errors import UnreadableMessageError, UsageError
 
 Int32 = Annotated[int, "avro:int"]
-"""An `int` that is Avro's int, as Java's and the official client's `Integer`, instead of long."""
+"""An `int` that is Avro's int, like `Integer` of Java and the official client, instead of long."""
 Float32 = Annotated[float, "avro:float"]
 """A `float` that is Avro's float instead of double."""
 
@@ -38,7 +38,7 @@ _INT_BOUNDS = {"int": 1 << 31, "long": 1 << 63}
 
 
 class _MisfitError(Exception):
-    """A value does not fit at a path."""
+    """A value at a path does not fit."""
 
     def __init__(self, path: str, why: str) -> None:
         super().__init__(f"field {path!r}: {why}" if path else why)
@@ -46,7 +46,7 @@ class _MisfitError(Exception):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Kind:
-    """One type: its definition, and both directions. Functions get the value and the path for errors."""
+    """One type: its definition and conversions. Functions get the value, and the path for errors."""
 
     definition: Any
     lower: Callable[[Any, str], Any]
@@ -55,7 +55,7 @@ class _Kind:
 
 
 class RecordCodec:
-    """Definition and conversions of one record type. `binary`: bytes are possible. Raises UsageError, which names the field."""
+    """Definition and conversions of one record type. `binary`: bytes are supported. Raises UsageError, which names the field."""
 
     def __init__(self, record: Any, *, binary: bool) -> None:
         if not is_record_type(record):
@@ -65,7 +65,7 @@ class RecordCodec:
         self.definition: dict[str, Any] = self._kind.definition
 
     def lower(self, value: Any) -> Any:
-        """Return plain data. Raises UsageError."""
+        """Return the value as plain data. Raises UsageError."""
         try:
             return self._kind.lower(value, "")
         except _MisfitError as error:
@@ -149,14 +149,14 @@ class _Builder:
 
     def _record(self, record: Any, path: str) -> _Kind:
         name = record.__name__
-        if (known := self._records.get(record)) is not None:  # Avro defines a name once and refers to it after that
+        if (known := self._records.get(record)) is not None:  # Avro defines a name once and refers to it afterwards
             return _Kind(self._named(name, record, path), known.lower, known.lift)
         if name in self._names:
             self._named(name, record, path)
         self._names[name] = record
         fields: list[_Field] = []
         made = _Record(record, fields)
-        self._records[record] = _Kind(None, made.lower, made.lift)  # fields may be of this type again
+        self._records[record] = _Kind(None, made.lower, made.lift)  # fields may have this type again
         definitions = []
         for names, annotation, has_default, default in _fields_of(record):
             field_path = f"{path}.{names.attribute}"
@@ -180,7 +180,7 @@ class _Builder:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Names:
-    """Names of one field. `argument`: of the constructor."""
+    """Names of one field. `argument`: that of the constructor."""
 
     attribute: str
     encoded: str
@@ -189,7 +189,7 @@ class _Names:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Field:
-    """`absent`: decoded values for which a TypedDict does not have the key."""
+    """A field of a record. `absent`: decoded values for which a TypedDict does not have the key."""
 
     names: _Names
     kind: _Kind
@@ -230,7 +230,7 @@ class _Record:
             name = field.names.encoded
             where = f"{path}.{name}" if path else name
             if name not in data and field.names.attribute in data:
-                name = field.names.attribute  # earlier versions wrote no aliases
+                name = field.names.attribute  # earlier versions did not write aliases
             if name in data:
                 inner = field.kind.lift(data[name], where)
                 if inner not in field.absent:
@@ -248,7 +248,7 @@ class _Record:
 
 
 def _fields_of(record: Any) -> list[tuple[_Names, Any, bool, Any]]:
-    """Return names, type, whether there is a default, and the default, of each field; None for a default that a function makes.
+    """Return names, type, whether there is a default, and the default, of each field; None for the default of a factory.
 
     A key that a TypedDict does not require has the default None.
     """
@@ -272,7 +272,7 @@ def _fields_of(record: Any) -> list[tuple[_Names, Any, bool, Any]]:
         keys = []
         for name, hint in hints.items():
             may_be_absent = name in record.__optional_keys__
-            if (origin := get_origin(hint)) in (typing.Required, typing.NotRequired):  # of text, Python did not look into it
+            if (origin := get_origin(hint)) in (typing.Required, typing.NotRequired):  # written as text, Python did not resolve it
                 may_be_absent = origin is typing.NotRequired
                 (hint,) = get_args(hint)
             keys.append((_Names(name, name, name), hint, may_be_absent, None))
@@ -284,7 +284,7 @@ def _fields_of(record: Any) -> list[tuple[_Names, Any, bool, Any]]:
 
 
 def _model_names(name: str, field: Any) -> _Names:
-    """Return the names of a pydantic model's field: it is written under its alias, and may have another one to be read."""
+    """Return the names of a pydantic model's field: it is written under its alias, and may have another one for reading."""
     alias = field.validation_alias
     choices = getattr(alias, "choices", [alias])  # of AliasChoices
     argument = next((choice for choice in choices if isinstance(choice, str)), name)
@@ -292,7 +292,7 @@ def _model_names(name: str, field: Any) -> _Names:
 
 
 def _add_default(definition: dict[str, Any], kind: _Kind, default: Any) -> None:
-    """The default of a union must be of its first branch, so only None is one there (Avro specification, "Unions")."""
+    """Add a default. That of a union must be of its first branch, so only None qualifies (Avro specification, "Unions")."""
     if kind.is_optional:
         if default is None:
             definition["default"] = None

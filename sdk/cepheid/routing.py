@@ -1,7 +1,7 @@
-"""Which partition a message is sent to.
+"""Choice of a message's partition.
 
 key                      the partition of the key's hash: the same as with the official clients
-no key, "round_robin"    one partition after the other; while a batch is being filled its partition is kept
+no key, "round_robin"    one partition after the other; the partition stays the same while a batch is being filled
 no key, "single"         always the same one, chosen at random when the producer is opened
 a function               what it returns: `router(key, partitions) -> index`
 """
@@ -23,7 +23,7 @@ _MASK_31 = 0x7FFF_FFFF
 
 
 def java_string_hash(key: str) -> int:
-    """Return Java's `String.hashCode` with the sign bit cleared: over UTF-16 units, as Pulsar's Java client computes it."""
+    """Return Java's `String.hashCode` with the sign bit cleared: over UTF-16 units, like Pulsar's Java client."""
     value = 0
     units = key.encode("utf-16-le", "surrogatepass")
     for index in range(0, len(units), 2):
@@ -105,7 +105,7 @@ class PartitionChooser:
         self._turn = random.randrange(partitions)
 
     def choose(self, key: str | None) -> int:
-        """Return the index of the partition for a message. Raises UsageError when a function returns what is not an index."""
+        """Return the index of the partition for a message. Raises UsageError if a function returns an invalid index."""
         if callable(self._routing):
             index = self._routing(key, self.partitions)
             if not 0 <= index < self.partitions:
@@ -120,11 +120,11 @@ class PartitionChooser:
         return key is None and not callable(self._routing)
 
     def skip(self) -> int:
-        """The partition of this turn cannot be used: return the index of the next one."""
+        """Return the index of the next partition, as that of this turn is unusable."""
         self._turn = (self._turn + 1) % self.partitions
         return self._turn
 
     def on_batch_ended(self) -> None:
-        """The batch of messages without key is full or was sent: the next one is for the next partition."""
+        """Move to the next partition: the batch of messages without a key is full or was sent."""
         if self._routing == "round_robin":
             self._turn = (self._turn + 1) % self.partitions

@@ -1,4 +1,4 @@
-"""The URL that `connect` takes: pulsar://HOST[:PORT][,HOST[:PORT]…], or pulsar+ssl:// with TLS. Several hosts are tried in turn."""
+"""The URL for `connect`: pulsar://HOST[:PORT][,HOST[:PORT]…], or pulsar+ssl:// with TLS. Several hosts are tried in turn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DEFAULT_TLS_PORT = 6651
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a broker listens."""
+    """The address of a broker."""
 
     host: str
     port: int

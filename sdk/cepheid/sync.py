@@ -7,12 +7,12 @@ with cepheid.sync.connect("pulsar://localhost:6650") as client:
 Arguments, results and errors are those of the calls of the same name in `cepheid`. Every object may be used by several threads.
 
     _Opened ──► its LoopThread and async object ◄── opened again by the first call in a forked child
-       └──► Client ──► its LoopThread and async client ◄── made again, likewise
+       └──► Client ──► its LoopThread and async client ◄── likewise created again
 
 Rules for forks
- 1. The child has its own thread, connections, producers and consumers. Nothing that it does reaches the parent's.
- 2. Locks are replaced in the child: a thread that held one is not there to release it.
- 3. A message that was received before the fork is the parent's to acknowledge.
+ 1. The child has its own thread, connections, producers and consumers. It does not affect those of the parent.
+ 2. Locks are replaced in the child: a thread that held one does not exist there to release it.
+ 3. A message that was received before the fork is acknowledged by the parent.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ class _Blocking(ABC):
 
 
 class _Opened(_Blocking, Generic[O]):
-    """What a client opened. In a forked child the first call opens it again, with the same arguments."""
+    """An object opened by a client. In a forked child the first call opens it again, with the same arguments."""
 
     _not_again = ""
-    """Why it is not opened again in a forked child, if it is not."""
+    """The reason why it is not opened again in a forked child; None: it is opened."""
 
     def __init__(self, client: Client, open_it: Callable[[cepheid.Client], Coroutine[Any, Any, O]]) -> None:
         self._client = client
@@ -95,14 +95,14 @@ class _Opened(_Blocking, Generic[O]):
     def close(self) -> None:
         self._is_closed = True
         if self._thread.is_of_parent:
-            return  # what is open is the parent's to close
+            return  # what is open belongs to the parent
         try:
             self._thread.run(self._opened.close())  # type: ignore[attr-defined]  # all that clients open have it
         except ClosedError:
             pass  # with its client
 
     def _here(self) -> tuple[LoopThread, O]:
-        """Return the thread and the object of this process. Raises as opening does."""
+        """Return the thread and the object of this process. Raises the errors of opening."""
         if self._thread.is_of_parent:
             with self._lock:
                 if self._thread.is_of_parent:
@@ -122,18 +122,18 @@ class _Opened(_Blocking, Generic[O]):
             raise BusyError(f"{error.args[0]} ({why})", code=error.code) from None
         keep_inherited(self._opened)
         self._opened = opened
-        self._thread = thread  # last: other threads look at it without the lock
+        self._thread = thread  # last: other threads read it without the lock
 
     async def _open_again(self, client: cepheid.Client) -> O:
         return await self._open(client)
 
     def _run(self, work: Callable[[O], Coroutine[Any, Any, R]]) -> R:
-        """Return what a coroutine function returns for the object of this process."""
+        """Run a coroutine function with the object of this process and return its result."""
         thread, opened = self._here()
         return thread.run(work(opened))
 
     def _call(self, work: Callable[[O], R]) -> R:
-        """Return what a function returns that must run on the loop."""
+        """Run a function on the loop with the object of this process and return its result."""
         thread, opened = self._here()
         return thread.call(lambda: work(opened))
 
@@ -162,7 +162,7 @@ class Producer(_Opened[cepheid.Producer[T]], Generic[T]):
         return self._run(lambda producer: producer.send(value, **arguments))
 
     def send_all(self, values: Iterable[T]) -> int:
-        """Publish many messages in batches, and return how many when all are stored. Raises SendFailedError."""
+        """Publish many messages in batches; return their number when all are stored. Raises SendFailedError."""
         count, group = 0, []
         for value in values:
             group.append(value)
@@ -220,7 +220,7 @@ class Consumer(_Opened[cepheid.Consumer[T]], Generic[T]):
             return
 
     def run(self, handler: Callable[[Message[T]], object], *, concurrency: int = 1, drain_timeout_s: float | None = 30.0) -> None:
-        """As `cepheid.Consumer.run`, with handlers that block, in threads. Ctrl-C waits for the handlers that run.
+        """Run like `cepheid.Consumer.run`, with handlers that block, in threads. Ctrl-C waits for the running handlers.
 
         A thread cannot be interrupted: a handler that takes longer than `drain_timeout_s` is waited for, but its message is given
         back.
@@ -261,14 +261,14 @@ class Consumer(_Opened[cepheid.Consumer[T]], Generic[T]):
 
     @contextmanager
     def processing(self, message: Message[T]) -> Iterator[Message[T]]:
-        """Acknowledge the message if the block ends; give it back if it raises: with back-off, or at once if it is interrupted."""
+        """Acknowledge the message if the block ends; give it back if it raises: with back-off, or at once if interrupted."""
         _check_received_here(message)
         try:
             with message._source.intercepted(message):
                 yield message
         except BaseException as error:
             if message._source.is_of_parent:
-                pass  # forked in the block: its parent finishes the message
+                pass  # forked inside the block: the parent finishes the message
             elif isinstance(error, Exception):
                 self.nack(message)
             else:
@@ -284,10 +284,10 @@ class Consumer(_Opened[cepheid.Consumer[T]], Generic[T]):
 
 
 class Reader(_Opened[cepheid.Reader[T]], Generic[T]):
-    """See `cepheid.Reader`. In a forked child it goes on after the last message that was read before the fork."""
+    """See `cepheid.Reader`. In a forked child it continues after the last message that was read before the fork."""
 
     def __init__(self, client: Client, open_it: Callable[[cepheid.Client], Coroutine[Any, Any, cepheid.Reader[T]]]) -> None:
-        self._moves: dict[int, tuple[SeekTarget, bool]] = {}  # by partition; -1: all, and topics without partitions
+        self._moves: dict[int, tuple[SeekTarget, bool]] = {}  # by partition; -1: all, and unpartitioned topics
         super().__init__(client, open_it)
 
     async def _open_again(self, client: cepheid.Client) -> cepheid.Reader[T]:
@@ -325,7 +325,7 @@ class Reader(_Opened[cepheid.Reader[T]], Generic[T]):
 
 
 class TableView(_Opened[cepheid.TableView[T]], Generic[T]):
-    """See `cepheid.TableView`. It follows its topic by itself."""
+    """See `cepheid.TableView`. It follows its topic automatically."""
 
     def __init__(self, client: Client, open_it: Callable[[cepheid.Client], Coroutine[Any, Any, cepheid.TableView[T]]]) -> None:
         super().__init__(client, open_it)
@@ -350,14 +350,14 @@ class TableView(_Opened[cepheid.TableView[T]], Generic[T]):
         return list(self)
 
     def items(self) -> list[tuple[str, T]]:
-        """Return keys and values of one moment."""
+        """Return keys and values at one moment."""
         return self._call(lambda view: list(view.items()))
 
     def message(self, key: str) -> Message[T] | None:
         return self._call(lambda view: view.message(key))
 
     def watch(self) -> Iterator[cepheid.Change[T]]:
-        """Yield the keys that change from the first `next` on, without end; see `cepheid.TableView.watch`."""
+        """Yield the keys that change from the first `next` on, indefinitely; see `cepheid.TableView.watch`."""
         thread, view = self._here()
         changes = view.watch()
         try:
@@ -382,7 +382,7 @@ class TableView(_Opened[cepheid.TableView[T]], Generic[T]):
 
 
 class Client(_Blocking):
-    """See `cepheid.Client`. What is opened is open when the call returns."""
+    """See `cepheid.Client`. Objects are open when the call that opens them returns."""
 
     def __init__(self, new_client: Callable[[], cepheid.Client]) -> None:
         self._new_client = new_client
@@ -399,7 +399,7 @@ class Client(_Blocking):
         sever_in_children(self)
 
     def _here(self) -> tuple[LoopThread, cepheid.Client]:
-        """Return the thread and the client of this process. The first call in a forked child makes them. Raises ClosedError."""
+        """Return the thread and the client of this process. The first call in a forked child creates them. Raises ClosedError."""
         if self._thread.is_of_parent:
             with self._lock:
                 if self._thread.is_of_parent:
@@ -407,7 +407,7 @@ class Client(_Blocking):
                         raise ClosedError("the client is closed")
                     keep_inherited(self._client, self._thread)
                     self._client = self._new_client()
-                    self._thread = LoopThread("cepheid-client")  # last: other threads look at it without the lock
+                    self._thread = LoopThread("cepheid-client")  # last: other threads read it without the lock
         return self._thread, self._client
 
     @overload
@@ -499,15 +499,17 @@ class Client(_Blocking):
         return thread.run(client.topic_schema(topic))
 
     def close(self) -> None:
-        """Close everything that this process opened, and end the thread. A second call does nothing. What the parent of a forked
-        child opened stays open."""
+        """Close everything that this process opened, and end the thread. A second call does nothing.
+
+        Objects that the parent of a forked child opened stay open.
+        """
         self._is_closed = True
         if self._thread.is_of_parent:
             return
         try:
             self._thread.run(self._client.close())
         except ClosedError:
-            pass  # it was closed before
+            pass  # it was already closed
         finally:
             self._thread.stop()
 
@@ -527,7 +529,7 @@ def connect(
     tls_check_hostname: bool = True,
     interceptors: Sequence[Interceptor] = (),
 ) -> Client:
-    """As `cepheid.connect`. Starts the thread of the client."""
+    """Return a blocking client and start its thread; arguments as in `cepheid.connect`."""
     new_client = partial(
         cepheid.connect,
         url,
@@ -558,7 +560,7 @@ async def _end(changes: Any) -> None:
 
 
 def _check_received_here(message: Message[Any] | MessageId) -> None:
-    """Raises UsageError for a message that this process has from its parent."""
+    """Raise UsageError for a message that the parent of this process received."""
     if isinstance(message, Message) and message._source.is_of_parent:
         raise UsageError(
             f"message {message.message_id} of {message.topic} was received before this process was forked: acknowledge it, or give "

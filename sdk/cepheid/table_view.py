@@ -3,8 +3,8 @@
     topic from its start ──► latest message of each key ──► get, items, iteration
                                         └── watch: the keys that changed, each with its latest value
 
-Messages without a key do not count. A message without a value, or with an empty payload, removes its key, as compaction does. The
-reader asks for the compacted topic: where a broker compacts, only what it kept is read; else everything from the start.
+Messages without a key are ignored. A message without a value, or with an empty payload, removes its key, as in compaction. The
+reader requests the compacted topic: if the topic was compacted, only the kept messages are read; otherwise everything.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from cepheid_ports import TaskOwner
 T = TypeVar("T")
 RETRY_S = 0.05
 READ_MESSAGES = 1000
-"""How many messages are applied between two turns of the loop."""
+"""Number of messages applied between two turns of the loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Change(Generic[T]):
-    """A key that changed. `message` is its latest message; None: the key was removed."""
+    """A change of a key. `message` is its latest message; None: the key was removed."""
 
     key: str
     message: Message[T] | None
 
     @property
     def value(self) -> T | None:
-        """The latest value; None when the key was removed. Raises UnreadableMessageError."""
+        """The latest value; None if the key was removed. Raises UnreadableMessageError."""
         return None if self.message is None else self.message.value
 
 
 class TableView(Mapping[str, T]):
-    """Made by `client.table_view(…)`. A mapping from keys to their latest values; changes arrive while the loop runs.
+    """A table view, created by `client.table_view(…)`: a mapping from keys to their latest values, updated while the loop runs.
 
-    Reading raises why the view stopped following its topic, or ClosedError; it never shows an old state as if it were the latest.
-    A value that cannot be decoded raises UnreadableMessageError where it is asked for, and stands in nobody else's way.
+    Reading raises the error that ended the view, or ClosedError; it never shows an old state as if it were the latest.
+    A value that cannot be decoded raises UnreadableMessageError when it is accessed, and does not affect others.
     """
 
     def __init__(self, topic: str, consumer: Consumer[T], *, timeout_s: float, on_closed: Callable[[Any], None]) -> None:
@@ -53,7 +53,7 @@ class TableView(Mapping[str, T]):
         self._on_closed = on_closed
         self._latest: dict[str, Message[T]] = {}
         self._watches: set[_Watch[T]] = set()
-        self._applied: asyncio.Future[None] | None = None  # those who wait for the next messages
+        self._applied: asyncio.Future[None] | None = None  # for callers that wait for the next messages
         self._failure: Error | None = None
         self._tasks = TaskOwner(f"cepheid/table view of {topic}")
         self._ending = Ending(self._close)
@@ -75,7 +75,7 @@ class TableView(Mapping[str, T]):
         return key in self._latest
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the keys of this moment."""
+        """Iterate over the keys at this moment."""
         self._check()
         return iter(list(self._latest))
 
@@ -89,9 +89,9 @@ class TableView(Mapping[str, T]):
         return self._latest.get(key)
 
     async def watch(self) -> AsyncIterator[Change[T]]:
-        """Yield the keys that change from now on, without end. Ends when the view is closed; raises why it was lost.
+        """Yield the keys that change from now on. Ends when the view is closed; raises the error that ended it.
 
-        A caller that is slower than the topic gets each key once, with its latest value: what is kept for it is bounded by the
+        A caller that is slower than the topic gets each key once, with its latest value, so its backlog is limited by the
         number of keys.
         """
         self._check()
@@ -114,7 +114,7 @@ class TableView(Mapping[str, T]):
     async def refresh(self) -> None:
         """Return when the view shows everything that was stored before this call.
 
-        Raises TimedOutError, ClosedError, and why the view was lost.
+        Raises TimedOutError, ClosedError, and the error that ended the view.
         """
         self._check()
         try:
@@ -122,7 +122,7 @@ class TableView(Mapping[str, T]):
                 while True:
                     if self._applied is None:
                         self._applied = asyncio.get_running_loop().create_future()
-                    applied = self._applied  # from before the question: messages may be applied while it is answered
+                    applied = self._applied  # taken before the question: messages may be applied while it is answered
                     if not await self._is_behind():
                         return
                     await asyncio.shield(applied)
@@ -132,13 +132,13 @@ class TableView(Mapping[str, T]):
     # Following the topic
 
     async def start(self) -> None:
-        """Read what the topic has now, then follow it. Raises as a reader does."""
+        """Read what the topic has now, then follow it. Raises the errors of a reader."""
         while await self._is_behind():
             self._apply(await self._consumer.receive_many(READ_MESSAGES, self._timeout_s))
         self._tasks.start(self._follow(), name="follow")
 
     async def _is_behind(self) -> bool:
-        """Return whether the topic has messages now that are not applied."""
+        """Return whether the topic has messages that are not applied yet."""
         if self._failure is not None:
             raise self._failure
         if self._consumer.queued_messages:
@@ -146,7 +146,7 @@ class TableView(Mapping[str, T]):
         while True:
             try:
                 found = await asyncio.gather(*(link.has_message_available() for link in list(self._consumer.links.values())))
-            except ConnectError:  # the topic moves: ask where it is then, for which each link has its time limit
+            except ConnectError:  # the topic moves: ask its new broker, for which each link has a time limit
                 await asyncio.sleep(RETRY_S)
                 continue
             return any(found) or self._consumer.queued_messages > 0
@@ -155,7 +155,7 @@ class TableView(Mapping[str, T]):
         try:
             while True:
                 self._apply(await self._consumer.receive_many(READ_MESSAGES))
-                await asyncio.sleep(0)  # a long topic does not hold the loop up
+                await asyncio.sleep(0)  # a long topic does not block the loop
         except Error as error:
             self._end(error)
 
@@ -173,7 +173,7 @@ class TableView(Mapping[str, T]):
                 self._latest[key] = message
             for watch in self._watches:
                 watch.add(key, None if removes else message)
-        for message in last.values():  # so that the broker need not keep the place of what was read
+        for message in last.values():  # so that the broker need not keep messages that were read
             self._consumer.ack_cumulative_nowait(message)
         self._wake()
 
@@ -194,7 +194,7 @@ class TableView(Mapping[str, T]):
             raise self._failure
 
     async def close(self) -> None:
-        """Leave the topic. Cancelled: closing goes on, and another call waits for its end."""
+        """Leave the topic. Cancelled: closing continues, and another call waits for its end."""
         self._end(ClosedError(f"the table view of {self.topic} is closed"))
         await self._ending.reach()
 
@@ -206,14 +206,14 @@ class TableView(Mapping[str, T]):
 
 
 class _Watch(Generic[T]):
-    """What one `watch` has not yielded yet."""
+    """Changes that one `watch` has not yielded yet."""
 
     def __init__(self) -> None:
         self.changed: dict[str, Message[T] | None] = {}
         self.waiter: asyncio.Future[None] | None = None
 
     def add(self, key: str, message: Message[T] | None) -> None:
-        self.changed.pop(key, None)  # it goes to the end: changes are yielded in the order of their latest messages
+        self.changed.pop(key, None)  # moved to the end: changes are yielded in the order of their latest messages
         self.changed[key] = message
         self.wake()
 

@@ -1,7 +1,8 @@
 """OpenTelemetry spans for what a client publishes and processes: `cepheid.connect(url, interceptors=[Tracing()])`.
 
-It needs pip install 'cepheid[telemetry]'. The context of a span travels in the properties of its message, as the configured
-propagator writes it (`traceparent` by default), so that a trace goes on in the service that processes the message, in any language.
+It needs pip install 'cepheid[telemetry]'. The context of a span is sent in the properties of its message, as the configured
+propagator writes it (`traceparent` by default), so that a trace continues in the service that processes the message, in any
+language.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ except ImportError as error:
 class Tracing(Interceptor):
     """A span for each `send`, until the message is stored, and one for each block of `processing` and handler of `run`.
 
-    The span of `send_nowait` ends when the message was taken. `provider`: the global tracer provider by default.
+    The span of `send_nowait` ends when the message is accepted. `provider`: the global tracer provider by default.
     """
 
     def __init__(self, provider: trace.TracerProvider | None = None) -> None:
@@ -53,5 +54,5 @@ class Tracing(Interceptor):
 
 
 def _attributes(operation: str, topic: str) -> dict[str, str]:
-    """Names of the semantic conventions for messaging."""
+    """Return attributes by the semantic conventions for messaging."""
     return {"messaging.system": "pulsar", "messaging.operation.type": operation, "messaging.destination.name": topic}

@@ -1,9 +1,9 @@
 """A whole cluster for tests, in this process, on free ports.
 
-async with Cluster() as cluster:            # or `with Cluster() as cluster:`, which gives it a thread of its own
+async with Cluster() as cluster:            # or `with Cluster() as cluster:`, which runs it in its own thread
     async with cepheid.connect(cluster.url) as client: ...
 
-It needs what a server needs: pip install 'cepheid[server]'. `cepheid.pytest_plugin` has fixtures, and
+It needs the server: pip install 'cepheid[server]'. `cepheid.pytest_plugin` has fixtures, and
 `python -m cepheid.testing --json` runs a cluster for tests in other languages.
 """
 
@@ -23,11 +23,14 @@ from cepheid.loop_thread import LoopThread
 
 T = TypeVar("T")
 _TESTKIT = "cepheid_testkit"
-"""Loaded by name when a cluster is started: a client does not depend on the server (pyproject.toml, the contract of floors)."""
+"""Module that is loaded by name when a cluster is started:
+
+a client does not depend on the server (pyproject.toml, import contract).
+"""
 
 
 class Cluster:
-    """Its data is deleted with it. `settings`: further settings of `cepheid standalone`, by their names in a settings file."""
+    """A cluster with temporary data. `settings`: further settings of `cepheid standalone`, by their names in a settings file."""
 
     def __init__(self, *, bookies: int = 1, brokers: int = 1, **settings: Any) -> None:
         self._brokers = brokers
@@ -41,7 +44,7 @@ class Cluster:
 
     @property
     def url(self) -> str:
-        """What `cepheid.connect` takes: the addresses of all brokers."""
+        """The URL for `cepheid.connect`: the addresses of all brokers."""
         return str(self._started.service_url)
 
     @property
@@ -55,31 +58,31 @@ class Cluster:
         return str(self._started.admin_url)
 
     async def restart(self, down_s: float = 0.0) -> None:
-        """Stop the cluster, and start it `down_s` seconds later with the same data at the same addresses."""
+        """Stop the cluster, and start it `down_s` seconds later with the same data and addresses."""
         await self._run(self._started.restart(down_s))
 
     async def kill_bookie(self, number: int) -> None:
-        """Stop a bookie as if its process had ended. The first is 1. `start_bookie` and `restart` bring it back with its data."""
+        """Stop a bookie as if its process had ended; the first is 1. `start_bookie` and `restart` start it again with its data."""
         await self._run(self._started.kill_bookie(number))
 
     async def start_bookie(self, number: int) -> None:
-        """Start a bookie that was killed, on its data. One that runs is left alone."""
+        """Start a bookie that was killed, with its data. Does nothing if it runs."""
         await self._run(self._started.start_bookie(number))
 
     def fill_disk(self, bookie: int) -> None:
-        """Let a bookie find its disk full: it refuses new entries, and what it has can be read. Nothing is written to the disk."""
+        """Make a bookie find its disk full: it refuses new entries, but its data can be read. Nothing is written to the disk."""
         self._call(lambda: self._started.fill_disk(bookie))
 
     def free_disk(self, bookie: int) -> None:
-        """Let the disk of a bookie have room again after `fill_disk`."""
+        """Make the disk of a bookie have room again after `fill_disk`."""
         self._call(lambda: self._started.free_disk(bookie))
 
     def cut_connections(self, broker: int | None = None) -> None:
-        """Close the connections of all clients, or those to one broker, as a broken network would. New ones are accepted."""
+        """Close the connections of all clients, or those to one broker, like a broken network. New ones are accepted."""
         self._call(lambda: self._started.cut_connections(broker))
 
     async def owner_of(self, topic: str) -> int:
-        """Return the number of the broker that serves a topic; the first is 1. A topic that none serves is given to a broker."""
+        """Return the number of the broker that serves a topic; the first is 1. A topic without a broker is assigned to one."""
         return int(await self._run(self._started.owner_of(topic)))
 
     async def move_topic(self, topic: str, broker: int) -> None:
@@ -87,9 +90,9 @@ class Cluster:
         await self._run(self._started.move_topic(topic, broker))
 
     def move_clock(self, seconds: float) -> None:
-        """Let the wall clock of the cluster jump, for delayed messages, time to live and retention. Clients keep their clocks.
+        """Make the wall clock of the cluster jump, for delayed messages, time to live and retention. Clients keep their clocks.
 
-        Timers that run keep their time: cut the connections after it, so that messages which are due now are delivered.
+        Running timers keep their time: cut the connections afterwards, so that messages which are due now are delivered.
         """
         self._call(lambda: self._started.move_clock(seconds))
 

@@ -1,14 +1,14 @@
-"""The consumer of one topic without partitions, or of one partition.
+"""The consumer of one unpartitioned topic, or of one partition.
 
     MESSAGE ──► unpack ──► messages ──► queue of the whole consumer ──receive──► application
                               └── permits go back to the broker as messages are taken, half a queue at a time
 
 Rules
- 1. What waits in the queue when the topic moves or the connection breaks is dropped: the broker delivers it again. What the
-    application has can still be acknowledged.
- 2. A message of a batch that was acknowledged here is not delivered again, also if the broker sends the whole batch again. This
+ 1. Queued messages are dropped when the topic moves or the connection breaks: the broker redelivers them. Messages that the
+    application has received can still be acknowledged.
+ 2. A message of a batch that was acknowledged here is not delivered again, even if the broker sends the whole batch again. This
     ends when the broker closes the consumer: the subscription may have been moved back.
- 3. Every message that comes costs a permit, and gives it back: when it is taken, or at once if it is not for the application.
+ 3. Every received message costs a permit and gives it back: when it is taken, or at once if it is not for the application.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ NACK_GROUP_S = 0.01
 ACK_TIMEOUT_GROUP_S = 0.05
 QUEUE_GROWTH = 8
 QUEUE_GROWTH_BYTES = 32 << 20
-"""A queue does not grow beyond this, going by the average size of what came."""
+"""Limit of the queue's size, estimated from the average size of received messages."""
 _TYPES = {
     "exclusive": pb.CommandSubscribe.Exclusive,
     "shared": pb.CommandSubscribe.Shared,
@@ -71,12 +71,12 @@ _TYPES = {
 }
 _NO_EPOCH = -1
 MAX_UNCOUNTED = 10_000
-"""Entries whose cancelled deliveries are remembered, for consumers with dead letters."""
+"""Limit of entries whose cancelled deliveries are remembered, for consumers with dead letters."""
 
 
 @dataclass(frozen=True, slots=True)
 class NackBackoff:
-    """How long a message that was given back waits: `first_s`, twice as long after each delivery, at most `limit_s`."""
+    """Delay before a message that was given back: `first_s`, twice as long after each delivery, at most `limit_s`."""
 
     first_s: float = 1.0
     limit_s: float = 60.0
@@ -87,10 +87,10 @@ class NackBackoff:
 
 @dataclass(frozen=True, slots=True)
 class KeyShared:
-    """How the consumers of a key_shared subscription share its keys. All of them must ask for the same.
+    """Sharing of keys among the consumers of a key_shared subscription. All of them must use the same mode.
 
-    `hash_ranges`: the hashes of keys that this consumer gets, as pairs of first and last, from 0 to 65,535. The consumers of a
-    subscription must not overlap, and keys that no consumer has are not delivered. None: the broker divides them.
+    `hash_ranges`: the hashes of keys that this consumer gets, as pairs of first and last, from 0 to 65,535. The ranges of the
+    consumers must not overlap, and keys without a consumer are not delivered. None: the broker assigns the keys.
     `out_of_order`: a consumer that joins gets new messages of a key while another one still has earlier ones.
     """
 
@@ -106,7 +106,7 @@ class KeyShared:
 
 @dataclass(slots=True)
 class ConsumerOptions:
-    """What the topics of one consumer have in common."""
+    """Options shared by the topics of one consumer."""
 
     subscription: str
     type: str
@@ -121,7 +121,7 @@ class ConsumerOptions:
     batch_index_acks: bool = True
     read_compacted: bool = False
     nack_backoff: NackBackoff = field(default_factory=NackBackoff)
-    dead_letters_after: int | None = None  # deliveries, beyond the first
+    dead_letters_after: int | None = None  # deliveries after the first
     ack_timeout_s: float | None = None
     intercept: Callable[[Message[Any]], AbstractContextManager[None]] | None = None
     key_shared: KeyShared = field(default_factory=KeyShared)
@@ -146,7 +146,7 @@ class ConsumerOptions:
 
 
 class Owner(Protocol):
-    """The consumer that an application uses."""
+    """The application's consumer, which owns topic consumers."""
 
     is_paused: bool
 
@@ -157,7 +157,7 @@ class Owner(Protocol):
 
 
 class TopicConsumer(TopicLink):
-    """See the module."""
+    """The consumer of one topic or partition; see the module."""
 
     def __init__(
         self,
@@ -177,7 +177,7 @@ class TopicConsumer(TopicLink):
         self.partition = partition
         self.options = options
         self.is_active = options.type != "failover"
-        self.last_taken: Message[Any] | None = None  # by a reader, whose place the broker does not keep
+        self.last_taken: Message[Any] | None = None  # by a reader, whose position the broker does not keep
         self._consumer_id = consumer_id
         self._may_create = may_create
         self._owner = owner
@@ -189,11 +189,11 @@ class TopicConsumer(TopicLink):
         self._received_messages = 0
         self._received_bytes = 0
         self._start = EARLIEST if from_start else options.start
-        self._skip_to: tuple[int, int, int] | None = None  # after a seek, or for a reader: what comes before it is not delivered
+        self._skip_to: tuple[int, int, int] | None = None  # after a seek, or for a reader: earlier messages are not delivered
         self._acks = AckTracker(batch_index=options.batch_index_acks)
         self._ack_timer: asyncio.Handle | None = None
         self._ack_waiters: list[asyncio.Future[None]] = []
-        self._acks_soon = False  # they are sent at the end of the loop's turn
+        self._acks_soon = False  # whether they are sent at the end of the loop's turn
         self._confirming: set[asyncio.Task[None]] = set()
         self._delivered = None if options.ack_timeout_s is None else DeliveredMessages[Message[Any]](options.ack_timeout_s)
         self._ack_timeout_timer: asyncio.TimerHandle | None = None
@@ -203,7 +203,7 @@ class TopicConsumer(TopicLink):
         self._nack_timer: asyncio.TimerHandle | None = None
         self._epoch = 0 if not options.is_shared else _NO_EPOCH
         self._chunks = ChunkBuffer()
-        self._held: list[list[Message[Any]]] | None = None  # waits for the schema that it was written with
+        self._held: list[list[Message[Any]]] | None = None  # messages that wait for the schema with which they were written
         self._writers: dict[bytes, TopicSchema | Error | None] = {}
         self._seek_ended: asyncio.Event | None = None
         self._attached: list[asyncio.Future[None]] = []
@@ -213,11 +213,11 @@ class TopicConsumer(TopicLink):
 
     @property
     def is_unordered(self) -> bool:
-        """Whether the broker gives messages with the same key to several consumers."""
+        """Whether the broker delivers messages with the same key to several consumers."""
         return self.options.type == "shared"
 
     def intercepted(self, message: Message[Any]) -> AbstractContextManager[None]:
-        """Return what is entered while the application processes a message."""
+        """Return a context manager for the time in which the application processes a message."""
         intercept = self.options.intercept
         return nullcontext() if intercept is None else intercept(message)
 
@@ -244,7 +244,7 @@ class TopicConsumer(TopicLink):
         self._received_messages += count
         self._received_bytes += len(tail)
         if epoch < self._epoch and message.HasField("consumer_epoch"):
-            self._give_back_permits(count)  # sent before the broker had our demand for redelivery: it comes again
+            self._give_back_permits(count)  # sent before the broker had our request for redelivery: it will be redelivered
             return
         if metadata.encryption_keys:
             try:
@@ -285,7 +285,7 @@ class TopicConsumer(TopicLink):
         self._deliver(messages_of(self, facts, *zip(*kept, strict=True)) if kept else [], count)
 
     def _is_wanted_whole(self, message: pb.CommandMessage, place: tuple[int, int]) -> bool:
-        """Return whether every message of the batch is to be delivered."""
+        """Return whether every message of the batch must be delivered."""
         is_passed = self._skip_to is None or (*place, -1) >= self._skip_to
         return is_passed and not message.ack_set and self._acks.left_of(place) is None
 
@@ -298,14 +298,14 @@ class TopicConsumer(TopicLink):
         permits: int,
         why: str,
     ) -> None:
-        """Do what the application wants done with an entry that cannot be decrypted."""
+        """Handle an entry that cannot be decrypted as the application has chosen."""
         if self._skip_to is not None and (*place, -1) < (*self._skip_to[:2], -1):
             self._give_back_permits(permits)
             return
         match self.options.on_decryption_failure:
             case "discard":
                 log.warning("client.undecrypted_discarded", extra={"topic": self.topic, "entry": place, "error": why})
-                if self.connection is not None:  # else it comes again, and is discarded then
+                if self.connection is not None:  # otherwise it is redelivered, and discarded then
                     discard = pb.CommandAck(
                         consumer_id=self._consumer_id,
                         ack_type=pb.CommandAck.Individual,
@@ -322,14 +322,14 @@ class TopicConsumer(TopicLink):
                 self._deliver([self._unreadable(place, message.redelivery_count, metadata, why)], permits)
 
     def _on_place(self, place: tuple[int, int]) -> None:
-        """Forget what a seek leaves out once it is passed. A reader keeps it: it may begin there again."""
+        """Forget a seek's filter once it has been passed. A reader keeps it: it may begin there again."""
         if self.options.durable and self._skip_to is not None and (*place, -1) >= self._skip_to:
             self._skip_to = None
 
     def _acknowledge_left_out(
         self, place: tuple[int, int], singles: list[Single], kept: list[Single], skip: tuple[int, int, int] | None
     ) -> None:
-        """Messages of a batch that compaction removed, that are acknowledged, or that a seek passed, do not hold the entry back."""
+        """Acknowledge messages of a batch that are not delivered (compacted, acknowledged, before a seek), so that it can end."""
         if kept:
             self._acks.deliver(place, sum(1 << index for index, _, _ in kept))
         elif not singles or (skip is not None and _begins_at(place, skip)):
@@ -337,7 +337,7 @@ class TopicConsumer(TopicLink):
             self._send_acks_later()
 
     def on_taken(self, message: Message[Any]) -> bool:
-        """The application took a message out of the queue. Return whether permits were written to the broker."""
+        """Note that the application took a message from the queue. Return whether permits were written to the broker."""
         if not self.options.durable:
             self.last_taken = message
         if self._delivered is not None:
@@ -364,14 +364,14 @@ class TopicConsumer(TopicLink):
 
     def on_closed_by_broker(self, broker_url: str) -> None:
         self._drop_queue()
-        if self.options.durable and self._seek_ended is None:  # perhaps because the subscription was moved, to an earlier place
+        if self.options.durable and self._seek_ended is None:  # perhaps because the subscription was moved back
             self._skip_to = None
             self._acks.forget_parts()
         self._fail_ack_waiters()
         super().on_closed_by_broker(broker_url)
 
     def _fail_ack_waiters(self) -> None:
-        """Those whose acknowledgement was about to be sent."""
+        """Fail the callers whose acknowledgement was about to be sent."""
         if self.connection is not None:
             _fail(self._ack_waiters, ConnectError(f"{self.what} lost its connection: acknowledgements are sent when it is back"))
 
@@ -383,7 +383,7 @@ class TopicConsumer(TopicLink):
             self._leave_chunks(message, metadata)
         if whole is None:
             if self.options.durable and self._skip_to is not None and _begins_at(place, self._skip_to):
-                self._acks.ack(place, -1, 0)  # the last chunk of the message that a seek named: the ones before do not come
+                self._acks.ack(place, -1, 0)  # the last chunk of the message of a seek: the earlier ones are not sent
                 self._send_acks_later()
             self._give_back_permits(1)
             return
@@ -401,13 +401,13 @@ class TopicConsumer(TopicLink):
         self._deliver([Message(self, facts, -1, None, data)], 1)
 
     def _leave_chunks(self, message: pb.CommandMessage, metadata: pb.MessageMetadata) -> None:
-        """Acknowledge chunks that came twice, and give back those that were dropped, which the broker would keep as delivered."""
+        """Acknowledge chunks that were received twice, and give back dropped ones, which the broker would keep as delivered."""
         repeated, self._chunks.repeated = self._chunks.repeated, []
         given_up, self._chunks.given_up = self._chunks.given_up, []
         if given_up:
             log.warning("client.chunks_given_up", extra={"topic": self.topic, "chunks": len(given_up), "first": given_up[0]})
         if not self.options.durable:
-            return  # a reader acknowledges nothing, and would get all it has read again
+            return  # a reader acknowledges nothing, and would get everything again that it has read
         for place in repeated:
             self._acks.ack(place, -1, 0)
         if repeated:
@@ -421,17 +421,17 @@ class TopicConsumer(TopicLink):
         return EntryFacts(self.topic, self.partition, *place, redelivery_count, metadata, self.options.schema)
 
     def _unreadable(self, place: tuple[int, int], redelivery_count: int, metadata: pb.MessageMetadata, why: str) -> Message[Any]:
-        """An entry that cannot be unpacked comes as one message, which raises when its data is asked for."""
+        """Return an entry that cannot be unpacked as one message, whose data raises."""
         facts = self._facts(place, redelivery_count, metadata)
         facts.problem = UnreadableMessageError(f"entry {place[0]}:{place[1]} of {self.topic}: {why}")
         facts.unpacked = False
         return Message(self, facts, -1, None, b"")
 
     def _deliver(self, messages: list[Message[Any]], permits: int) -> None:
-        """Hand messages on that took `permits` in all."""
+        """Deliver messages that took `permits` in all."""
         limit = self.options.dead_letters_after
         if limit is not None and messages and self._failures_of(messages[0]) > limit and messages[0]._facts.unpacked:
-            for message in messages:  # its consumers were lost before they could give it back
+            for message in messages:  # their consumers were lost before they could give it back
                 self._owner.on_dead_letter(self, message)
             messages = []
         if len(messages) < permits:
@@ -447,7 +447,7 @@ class TopicConsumer(TopicLink):
             self._owner.on_messages(messages)
 
     def _lacks_writer(self, messages: list[Message[Any]]) -> bool:
-        """Return whether the schema must be fetched with which these were written; give it to them if it is known."""
+        """Return whether a writer schema must be fetched for these messages; set it if it is known."""
         facts = messages[0]._facts
         version = facts.metadata.schema_version
         if not self.options.schema.needs_writer_schema or not version:
@@ -462,10 +462,10 @@ class TopicConsumer(TopicLink):
         return False
 
     def _without_schema(self, error: Error) -> UnreadableMessageError:
-        return UnreadableMessageError(f"{self.topic}: the schema of a message cannot be had: {error}")
+        return UnreadableMessageError(f"{self.topic}: the schema of a message cannot be fetched: {error}")
 
     async def _fetch_writers(self) -> None:
-        """Release what is held, in order; fetch each schema that is missing for it."""
+        """Release held messages in order; fetch each schema that they need."""
         while self._held:
             held = self._held
             if not self._lacks_writer(held[0]):
@@ -474,13 +474,13 @@ class TopicConsumer(TopicLink):
             try:
                 await self._writer_of(held[0][0]._facts.metadata.schema_version)
             except Error as error:
-                lost = held.pop(0)  # the next message asks again
+                lost = held.pop(0)  # the next message tries again
                 lost[0]._facts.problem = self._without_schema(error)
                 self._owner.on_messages(lost)
         self._held = None
 
     async def _writer_of(self, version: bytes) -> TopicSchema | Error | None:
-        """Return the schema of a version of the topic, or why it cannot be had; None if there is none. Raises Error."""
+        """Return the schema of a version of the topic, or the error; None if there is none. Raises Error."""
         if version not in self._writers:
             try:
                 schema = await self._lookup.schema(str(TopicName.parse(self.topic).base), version)
@@ -492,7 +492,10 @@ class TopicConsumer(TopicLink):
         return self._writers[version]
 
     async def written_with(self, message: Message[Any]) -> TopicSchema | None:
-        """Return the schema that a message was written with; None: none, or an unknown one. Raises Error, which may pass."""
+        """Return the schema with which a message was written; None: none, or an unknown one.
+
+        Raises Error, which may be temporary.
+        """
         version = message._facts.metadata.schema_version
         writer = await self._writer_of(version) if version else None
         return None if isinstance(writer, Error) else writer
@@ -500,8 +503,9 @@ class TopicConsumer(TopicLink):
     # Permits
 
     def on_starved(self) -> None:
-        """The application emptied the queue. If it has done so for a while, the round trip to the broker is what it waits for, and
-        more messages under way help. Not for shared types: what one consumer holds in advance the others cannot have."""
+        """Note that the application has emptied the queue. If this persists, the round trip to the broker is the bottleneck, and
+        more messages in flight help. Not for shared types: messages held in advance are not available to other consumers.
+        """
         if self._flowed < 2 * self._permits or self.options.is_shared or self._owner.is_paused:
             return
         self._flowed = 0
@@ -518,7 +522,7 @@ class TopicConsumer(TopicLink):
             self._flow()
 
     def resume(self) -> None:
-        """Give back the permits that were kept while the consumer was paused."""
+        """Give back the permits that were kept during the pause."""
         if self._permits_back:
             self._flow()
 
@@ -532,14 +536,14 @@ class TopicConsumer(TopicLink):
         """Rule 1."""
         self._chunks.clear()
         if self._delivered is not None:
-            self._delivered.clear()  # they come again as it is
+            self._delivered.clear()  # they are redelivered anyway
         held, self._held = self._held, None if self._held is None else []
         return self._owner.drop_messages_of(self) + sum(map(len, held or ()))
 
     # Acknowledging
 
     def ack_nowait(self, message: Message[Any]) -> None:
-        """Raises ClosedError, or why the consumer failed: then the message comes again."""
+        """Acknowledge a message. Raises ClosedError, or the error that ended the consumer: the message is then redelivered."""
         if self.is_closed or self.failure is not None:
             self.check_usable()
         facts = message._facts
@@ -573,8 +577,8 @@ class TopicConsumer(TopicLink):
     async def acks_confirmed(self, acknowledge: Callable[[], None]) -> None:
         """Call `acknowledge`, which calls the methods above, and return when the broker has confirmed what it acknowledged.
 
-        Raises ConnectError when the connection breaks meanwhile: what was acknowledged may come again. While there is no connection
-        this waits for the next one, or raises TimedOutError; what was acknowledged is then sent later.
+        Raises ConnectError if the connection breaks meanwhile: the messages may be redelivered. While there is no connection
+        this waits for the next one, or raises TimedOutError; the acknowledgements are then sent later.
         """
         self.check_usable()
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -585,7 +589,7 @@ class TopicConsumer(TopicLink):
                 if self._ack_timer is not None:
                     self._ack_timer.cancel()
                 self._acks_soon = True
-                self._ack_timer = asyncio.get_running_loop().call_soon(self._send_acks)  # with those of the same turn
+                self._ack_timer = asyncio.get_running_loop().call_soon(self._send_acks)  # together with those of the same turn
             if self.connection is None:
                 await self._wait_attached()
             await waiter
@@ -593,7 +597,7 @@ class TopicConsumer(TopicLink):
             if waiter in self._ack_waiters:
                 self._ack_waiters.remove(waiter)
             if waiter.done() and not waiter.cancelled():
-                waiter.exception()  # seen
+                waiter.exception()  # retrieved
             raise
 
     def _send_acks_later(self) -> None:
@@ -609,7 +613,7 @@ class TopicConsumer(TopicLink):
         self._acks_soon = False
         connection = self.connection
         if connection is None:
-            return  # all is kept, and sent when it is attached again
+            return  # everything is kept, and sent once it is attached again
         waiters, self._ack_waiters = self._ack_waiters, []
         bodies = self._ack_bodies()
         if not waiters:
@@ -626,7 +630,7 @@ class TopicConsumer(TopicLink):
         self._confirming.add(confirming)
         confirming.add_done_callback(self._confirming.discard)
         unconfirmed = ClosedError(f"{self.what} was closed before its acknowledgements were confirmed")
-        confirming.add_done_callback(lambda _: _fail(waiters, unconfirmed))  # also when it was cancelled before its first step
+        confirming.add_done_callback(lambda _: _fail(waiters, unconfirmed))  # also if it was cancelled before its first step
 
     def _ack_bodies(self) -> list[pb.CommandAck]:
         bodies = []
@@ -653,7 +657,7 @@ class TopicConsumer(TopicLink):
     # Giving back
 
     def nack(self, message: Message[Any], delay_s: float | None) -> None:
-        """Give a message back: it comes again after `delay_s`, by default after the back-off for its count of deliveries."""
+        """Give a message back: it is redelivered after `delay_s`, by default after the back-off for its number of deliveries."""
         limit = self.options.dead_letters_after
         facts = message._facts
         if self._delivered is not None:
@@ -662,7 +666,7 @@ class TopicConsumer(TopicLink):
             if facts.unpacked:
                 self._owner.on_dead_letter(self, message)
                 return
-            # A dead letter would hold nothing, and the only copy would be acknowledged: it waits for a consumer that can read it.
+            # A dead letter would be empty, and the only copy would be acknowledged: it waits for a consumer that can read it.
             log.warning(
                 "client.unreadable_not_dead_lettered",
                 extra={"message_id": str(message.message_id), "topic": self.topic, "error": str(facts.problem)},
@@ -670,7 +674,7 @@ class TopicConsumer(TopicLink):
         self._nack(facts, delay_s)
 
     def give_back(self, message: Message[Any]) -> None:
-        """Give a message back at once: its handler was cancelled and did not fail, so it is not a step towards a dead letter."""
+        """Give a message back at once: its handler was cancelled and did not fail, so it does not count towards a dead letter."""
         facts = message._facts
         if self._delivered is not None:
             self._delivered.discard((facts.ledger_id, facts.entry_id), message._index)
@@ -688,7 +692,7 @@ class TopicConsumer(TopicLink):
         return facts.redelivery_count - self._uncounted.get((facts.ledger_id, facts.entry_id), (0, 0))[1]
 
     def _give_back_unacknowledged(self) -> None:
-        """The application did not acknowledge messages within the acknowledgement timeout: they come again, as if it had failed."""
+        """Redeliver messages that were not acknowledged within the acknowledgement timeout, as if they had failed."""
         self._ack_timeout_timer = None
         delivered, loop = self._delivered, asyncio.get_running_loop()
         assert delivered is not None, "the timer runs for consumers with an acknowledgement timeout"
@@ -721,12 +725,12 @@ class TopicConsumer(TopicLink):
         if self._nacks:
             self._nack_timer = loop.call_at(self._nacks[0][0] + NACK_GROUP_S, self._ask_for_redelivery)
         if self.connection is None or not due:
-            return  # whatever is not acknowledged comes again when it is attached
+            return  # everything unacknowledged is redelivered when it is attached
         ask = pb.CommandRedeliverUnacknowledgedMessages(consumer_id=self._consumer_id)
         if self.options.is_shared:
             for ledger_id, entry_id in due:
                 ask.message_ids.add(ledgerId=ledger_id, entryId=entry_id)
-        else:  # the broker starts again at the first message that is not acknowledged: what is queued here would come twice
+        else:  # the broker starts again at the first unacknowledged message: queued messages would be delivered twice
             self._send_acks()
             self._epoch += 1
             ask.consumer_epoch = self._epoch
@@ -739,12 +743,12 @@ class TopicConsumer(TopicLink):
     # Moving
 
     async def seek(self, message_id: MessageId | None, at_ms: int | None, *, inclusive: bool) -> None:
-        """Move the subscription, and return when messages come from the new place."""
+        """Move the subscription, and return when messages from the new position are expected."""
         while not await self._seek_once(message_id, at_ms, inclusive):
-            pass  # the broker forgot a reader's place with its connection
+            pass  # the broker forgot a reader's position with its connection
 
     async def _seek_once(self, message_id: MessageId | None, at_ms: int | None, inclusive: bool) -> bool:
-        """Return whether it was moved, and a reader's new place is known here too."""
+        """Seek once; return whether it was moved, and a reader's new position is known here, too."""
         self.check_usable()
         if self._seek_ended is not None:
             raise UsageError(f"{self.what} is seeking already: await the first seek")
@@ -766,12 +770,12 @@ class TopicConsumer(TopicLink):
             self.last_taken = None
             self._started_by_time = message_id is None
             self._set_start(message_id, inclusive)
-            if self.connection is connection:  # the broker left it open: what is on its way belongs to the old place
+            if self.connection is connection:  # the broker left it open: messages in flight belong to the old position
                 connection.consumers.pop(self._consumer_id, None)
                 try:
                     await self._request(connection, pb.CommandCloseConsumer(consumer_id=self._consumer_id), f"seek of {self.what}")
                 except ConnectError:
-                    pass  # it is closed all the more
+                    pass  # it is closed in any case
                 self.on_closed_by_broker("")
         finally:
             self._seek_ended = None
@@ -781,7 +785,7 @@ class TopicConsumer(TopicLink):
         return self.options.durable or message_id is not None or await self._learn_place(incarnation)
 
     async def _learn_place(self, incarnation: int) -> bool:
-        """Ask where a seek by time led. A subscription that the broker does not keep begins there again after a lost connection."""
+        """Ask for the position that a seek by time reached. A non-durable subscription begins there after a lost connection."""
         connection = self.connection
         if connection is None or self._incarnation != incarnation:
             return False
@@ -797,7 +801,7 @@ class TopicConsumer(TopicLink):
         return True
 
     def _set_start(self, start: MessageId | None, inclusive: bool) -> None:
-        """Where messages begin to be delivered: the broker begins at the entry, here its first messages are left out."""
+        """Set where delivery begins: the broker begins at the entry, and its first messages are filtered here."""
         self._start = start if start is not None else EARLIEST
         if start is None or start in (EARLIEST, LATEST):
             self._skip_to = None
@@ -809,9 +813,9 @@ class TopicConsumer(TopicLink):
             self._skip_to = (start.ledger_id, start.entry_id, start.batch_index + 1)
 
     async def has_message_available(self) -> bool:
-        """Return whether the topic has a message after the last one that was taken, or after the start.
+        """Return whether the topic has a message after the last one taken, or after the start.
 
-        Raises ConnectError when the topic moves meanwhile, and TimedOutError.
+        Raises ConnectError if the topic moves meanwhile, and TimedOutError.
         """
         self.check_usable()
         await self._wait_attached()
@@ -822,7 +826,7 @@ class TopicConsumer(TopicLink):
         try:
             answer = await self._request(connection, ask, f"last message of {self.topic}")
         except RefusedError as error:
-            # The broker refuses what it receives while it unloads the topic, and after it has closed the consumer.
+            # The broker refuses requests while it unloads the topic, and after it has closed the consumer.
             if error.code is ServerError.SERVICE_NOT_READY or incarnation != self._incarnation:
                 raise ConnectError(f"{self.what} lost its broker: {error.args[0]}") from None
             raise
@@ -848,11 +852,11 @@ class TopicConsumer(TopicLink):
         await self._request(connection, ask, f"unsubscribing {self.what}")
 
     async def close(self) -> None:
-        """Send the acknowledgements that wait, and leave the subscription. The broker has them when this returns."""
+        """Send waiting acknowledgements and leave the subscription. The broker has received them when this returns."""
         if self.is_closed:
             return
         self._send_acks()
-        self.is_closed = True  # nothing more is acknowledged
+        self.is_closed = True  # nothing more may be acknowledged
         _fail(self._ack_waiters, ClosedError(f"{self.what} was closed before its acknowledgements could be sent"))
         connection = self.connection
         try:
@@ -869,7 +873,7 @@ class TopicConsumer(TopicLink):
                 ask = pb.CommandCloseConsumer(consumer_id=self._consumer_id)
                 await self._request(connection, ask, f"closing {self.what}")
             except Error:
-                pass  # a broker that does not answer has lost us anyway
+                pass  # a broker that does not answer has dropped the consumer anyway
             connection.consumers.pop(self._consumer_id, None)
         self.connection = None
 
@@ -912,7 +916,7 @@ class TopicConsumer(TopicLink):
             raise
 
     def _restart(self) -> MessageId | None:
-        """Where a subscription that the broker does not keep starts: after what was taken, or where it was told to."""
+        """Return where a non-durable subscription starts: after the last taken message, or at the given position."""
         if self.last_taken is not None:
             self._set_start(self.last_taken.message_id, inclusive=False)
             self.last_taken = None
@@ -922,7 +926,7 @@ class TopicConsumer(TopicLink):
     def _on_attached(self, connection: Connection) -> None:
         self._reattach_backoff.reset()
         if len(self._acks) or self._ack_waiters:
-            self._send_acks()  # before it asks for messages, so that those acknowledged do not come again
+            self._send_acks()  # before it requests messages, so that acknowledged ones are not redelivered
         self._permits_back = self._permits
         self._flow()
         attached, self._attached = self._attached, []
@@ -937,7 +941,7 @@ class TopicConsumer(TopicLink):
         await super()._before_reattach()
 
     async def _wait_attached(self) -> None:
-        """Raises TimedOutError, or why it cannot be attached."""
+        """Wait until it is attached. Raises TimedOutError, or the error that prevents it."""
         if self.connection is not None:
             return
         if self.failure is not None:
@@ -957,12 +961,12 @@ class TopicConsumer(TopicLink):
 
 
 def _flow_at(permits: int) -> int:
-    """Return how many permits go back to the broker together: half of them."""
+    """Return how many permits are given back together: half of them."""
     return (permits + 1) // 2
 
 
 def _begins_at(place: tuple[int, int], skip: tuple[int, int, int]) -> bool:
-    """Return whether the broker begins at this entry after the seek that leaves out what is before `skip`."""
+    """Return whether the broker begins at this entry after a seek that filters what is before `skip`."""
     return place == (skip[:2] if skip[2] >= 0 else (skip[0], skip[1] - 1))
 
 

@@ -1,7 +1,7 @@
 """Keeps one producer or consumer attached to the broker that serves its topic.
 
 open ──► attached ──on_connection_lost, on_closed_by_broker──► detached ──lookup, attach again──► attached
-            └── close                                              └── an error that repeating does not cure ──► failed
+            └── close                                              └── a permanent error ──► failed
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class TopicLink(ABC):
-    """`what` names it in errors. Subclasses say how to attach, and what a failure means."""
+    """A producer or consumer of one topic. `what` names it in errors. Subclasses define how to attach, and how to fail."""
 
     def __init__(self, topic: str, what: str, lookup: Lookup, timeout_s: float) -> None:
         self.topic = topic
@@ -32,13 +32,13 @@ class TopicLink(ABC):
         self.is_closed = False
         self._lookup = lookup
         self._timeout_s = timeout_s
-        self._incarnation = 0  # one more whenever the broker or the connection ended what was attached
+        self._incarnation = 0  # incremented when the broker or the connection ends the attachment
         self._opened = False
         self._generation = generation()
         self._loop = asyncio.get_running_loop()
         self._tasks = TaskOwner(f"cepheid/{what}", on_error=self._on_bug)
         self._reattaching = False
-        self._reattach_backoff = Backoff(0.05)  # reset by the subclass, when what it is for works
+        self._reattach_backoff = Backoff(0.05)  # reset by the subclass once it works
 
     def __repr__(self) -> str:
         state = "closed" if self.is_closed else "failed" if self.failure else "attached" if self.connection else "detached"
@@ -46,11 +46,11 @@ class TopicLink(ABC):
 
     @abstractmethod
     async def _attach(self, connection: Connection) -> None:
-        """Open it at this broker. Raises Error; then the broker must not keep it."""
+        """Open it at this broker. Raises Error; the broker must then not keep it."""
 
     @abstractmethod
     def _on_failed(self, error: Error) -> None:
-        """It cannot be attached again."""
+        """Handle a permanent failure: it cannot be attached again."""
 
     @property
     def _opening_limit_s(self) -> float | None:
@@ -64,25 +64,25 @@ class TopicLink(ABC):
             self._reattach_soon("")  # lost between the answer and this line
 
     async def stop(self) -> None:
-        """End everything that runs by itself. The broker is not told."""
+        """End all background work. The broker is not notified."""
         self.is_closed = True
         await self._tasks.aclose()
 
     def check_usable(self) -> None:
-        """Raises ClosedError, or why it failed."""
+        """Raise ClosedError or the error that ended it, if it is not usable."""
         if self.failure is not None:
-            raise self.failure.with_traceback(None)  # the same object each time: tracebacks must not pile up
+            raise self.failure.with_traceback(None)  # the same object each time: tracebacks must not accumulate
         if self.is_closed:
             raise ClosedError(f"{self.what} is closed")
         self.check_process()
 
     @property
     def is_of_parent(self) -> bool:
-        """Whether it was opened by a process that this one was forked from."""
+        """Whether it was opened by a parent of this forked process."""
         return self._generation != generation()
 
     def check_process(self) -> None:
-        """Raises UsageError in a forked child, in another thread and in another event loop: there nothing would wake a waiter."""
+        """Raise UsageError in a forked child, another thread or another event loop: waiters would never be woken there."""
         if self.is_of_parent:
             raise UsageError(f"{self.what} was opened before this process was forked: call cepheid.connect in each process")
         try:
@@ -129,7 +129,7 @@ class TopicLink(ABC):
             self._reattaching = False
 
     async def _before_reattach(self) -> None:
-        """A pause that lets the topic find its new broker."""
+        """Pause, so that the topic can find its new broker."""
         await asyncio.sleep(self._reattach_backoff.next_s())
 
     async def _attach_to_owner(self, broker_url: str = "") -> None:
@@ -143,7 +143,7 @@ class TopicLink(ABC):
 
     @abstractmethod
     def _on_attached(self, connection: Connection) -> None:
-        """It is attached. Called without a pause after the check that it still is."""
+        """Handle the attachment. Called without an await after the check that it still exists."""
 
     def _fail(self, error: Error) -> None:
         self.failure = error
@@ -157,7 +157,7 @@ class TopicLink(ABC):
 
 
 def _may_pass(error: Error) -> bool:
-    """Return whether attaching again may succeed later. The broker may not have noticed yet that the old connection is gone."""
+    """Return whether attaching may succeed later. The broker may not have noticed yet that the old connection is gone."""
     if isinstance(error, RefusedError):
         return is_transient(error) or isinstance(error, BusyError | QuotaError)
     return error.retriable

@@ -1,17 +1,17 @@
-"""The producer of one topic without partitions, or of one partition.
+"""The producer of one unpartitioned topic, or of one partition.
 
     add ──► open batch ──seal──► unanswered entries ──► SEND ──receipt──► futures of its messages
-                                      └── all of them again, in order, after the topic moved or the connection broke
+                                      └── all of them are sent again, in order, after the topic moved or the connection broke
 
 Rules
- 1. Sequence ids are given when a batch is sealed; entries are sent and answered in this order. A receipt for anything but the
-    first unanswered entry is late (ignored), or shows that the broker lost one (the connection is closed, all are sent again).
+ 1. Sequence ids are assigned when a batch is sealed; entries are sent and answered in this order. A receipt for any other than the
+    first unanswered entry is late (ignored), or shows that the broker lost one (the connection is closed and all are sent again).
  2. A batch is sealed when it is full, when its time is up, and at the end of the loop's turn if nothing is unanswered: a lone
-    message does not wait for company, and under load batches fill while receipts are under way. A sender that waits for each
-    receipt does not wait for the turn either: its last message had no company.
- 3. What leaves the window has ended: stored, or failed with an error that reached the future or the count of failures.
- 4. A repeatable producer cuts batches by count and bytes alone, and ends at its first failure: an application that starts over, and
-    goes on after `last_sequence_id`, makes the same batches of the same messages, and finds no gap in what is stored before that.
+    message does not wait for others, and under load batches fill while receipts are in flight. A sender that waits for each
+    receipt does not wait for the turn either: its last message was alone.
+ 3. A message that leaves the window has ended: stored, or failed with an error that reached its future or the count of failures.
+ 4. A repeatable producer closes batches by count and bytes only, and ends at its first failure: an application that restarts and
+    continues after `last_sequence_id` creates the same batches from the same messages, and finds no gap before that.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from cepheid_wire import pulsar_api_pb2 as pb
 
 SendWaiter = asyncio.Future[MessageId]
 _HEADER_BYTES = 16
-"""More than the header of a message that has a payload only."""
+"""Upper bound of the header of a message that has only a payload."""
 _ACCESS_MODES = {
     "shared": pb.Shared,
     "exclusive": pb.Exclusive,
@@ -58,7 +58,7 @@ _ACCESS_MODES = {
 
 @dataclass(frozen=True, slots=True)
 class ProducerOptions:
-    """What the partitions of one producer have in common."""
+    """Options shared by the partitions of one producer."""
 
     name: str | None
     access: str
@@ -83,7 +83,7 @@ class ProducerOptions:
 
 
 class SendWindow:
-    """Messages and bytes accepted and not answered yet, over all partitions of a producer."""
+    """Messages and bytes accepted but not answered yet, over all partitions of a producer."""
 
     def __init__(self, limit_messages: int, limit_bytes: int) -> None:
         if limit_messages < 1 or limit_bytes < 1:
@@ -103,12 +103,12 @@ class SendWindow:
 
     @property
     def is_full(self) -> bool:
-        """Soft by one message: what is there already is never refused for its size."""
+        """Whether the window is full; soft by one message: an accepted message is never refused for its size."""
         return self.messages >= self.limit_messages or self.bytes >= self.limit_bytes
 
     @property
     def has_waiters(self) -> bool:
-        """Whether calls wait for room, or are about to take the room that they were given."""
+        """Whether calls wait for room, or are about to take the room reserved for them."""
         return bool(self._waiters)
 
     def give_back(self, messages: int, size_bytes: int) -> None:
@@ -123,24 +123,24 @@ class SendWindow:
             self.first_failure = error
 
     def raise_failures(self) -> None:
-        """Raises SendFailedError if messages failed since the last call, and forgets them."""
+        """Raise SendFailedError if messages failed since the last call, and forget the failures."""
         count, first = self.failed, self.first_failure
         self.failed, self.first_failure = 0, None
         if count and first is not None:
             raise SendFailedError(f"{count} messages were not stored; the first because: {first}", count=count, first=first)
 
     async def wait_for_room(self) -> None:
-        """Return when there is room and earlier calls have had theirs. The caller takes the room without a pause."""
+        """Return when there is room and earlier calls have had theirs. The caller takes the room without awaiting anything."""
         if not self.is_full and not self._waiters:
             return
         loop = asyncio.get_running_loop()
         ticket = next(self._tickets)
         self._waiters[ticket] = loop.create_future()
         try:
-            self._wake_soon(loop)  # the calls before this one may not need all the room
+            self._wake_soon(loop)  # earlier calls may not need all the room
             await self._waiters[ticket]
             while self.is_full:
-                self._waiters[ticket] = loop.create_future()  # the place in the order stays
+                self._waiters[ticket] = loop.create_future()  # its place in the order stays
                 await self._waiters[ticket]
         finally:
             del self._waiters[ticket]
@@ -152,7 +152,10 @@ class SendWindow:
             loop.call_soon(self._wake)
 
     def _wake(self) -> None:
-        """Wake as many as there is room for, in order. They stay in the queue until they run: a newcomer is never before them."""
+        """Wake as many callers as there is room for, in order.
+
+        They stay queued until they run, so newcomers do not overtake them.
+        """
         self._is_waking = False
         if self.bytes < self.limit_bytes:
             for waiter in itertools.islice(self._waiters.values(), max(self.limit_messages - self.messages, 0)):
@@ -162,7 +165,7 @@ class SendWindow:
 
 @dataclass(slots=True)
 class _Filling:
-    """A batch that is being filled, and who waits for messages of it."""
+    """A batch that is being filled, and the callers that wait for its messages."""
 
     batch: OpenBatch = field(default_factory=OpenBatch)
     waiters: list[tuple[int, SendWaiter]] = field(default_factory=list)
@@ -170,7 +173,7 @@ class _Filling:
 
 @dataclass(slots=True)
 class _Entry:
-    """A sealed entry. `messages` is 0 for all chunks of a message but the last."""
+    """A sealed entry. `messages` is 0 for all chunks of a message except the last."""
 
     sequence_id: int
     parts: FrameParts
@@ -183,7 +186,7 @@ class _Entry:
 
 
 class TopicProducer(TopicLink):
-    """See the module."""
+    """The producer of one topic or partition; see the module."""
 
     def __init__(
         self,
@@ -208,30 +211,30 @@ class TopicProducer(TopicLink):
         self._batch_limit_bytes = options.batch_bytes
         self._max_message_bytes = 0
         self.server_version = ""
-        self._filling: dict[str | bytes | None, _Filling] = {}  # one batch, or with batch_by_key one for each key
-        self._plain: _Filling | None = None  # the batch that messages without attributes may join
+        self._filling: dict[str | bytes | None, _Filling] = {}  # one batch, or with batch_by_key one per key
+        self._plain: _Filling | None = None  # the batch that accepts messages without attributes
         self._open_messages = 0
         self._open_bytes = 0
         self._unanswered: deque[_Entry] = deque()
         self._next_sequence_id = 0
-        self._last_id = -1  # of the messages that this object sealed, numbered by the application or here
+        self._last_id = -1  # of the messages sealed by this object, numbered by the application or here
         self._frames: SendFrames
         self._seal_soon: asyncio.Handle | None = None
-        self._is_lone = False  # the last message had no company and did not wait: the next one need not wait for the loop's turn
+        self._is_lone = False  # the last message was alone and did not wait: the next one need not wait for the loop's turn
         self._expiry: asyncio.TimerHandle | None = None
         self._epoch = 0
         self._is_closing = False
         sever_in_children(self)
         self._topic_epoch: int | None = None
-        self._broken = False  # the broker refused an entry: it takes nothing more until the producer is opened again
-        self._to_leave: Connection | None = None  # where the refused incarnation is closed before the next one is opened
+        self._broken = False  # the broker refused an entry: nothing more is sent until the producer is opened again
+        self._to_leave: Connection | None = None  # connection on which to close the refused incarnation first
 
     @property
     def unanswered_entries(self) -> int:
         return len(self._unanswered)
 
     def refuse_more(self) -> None:
-        """Take no more messages: the producer is being closed. What was taken is sent."""
+        """Accept no more messages, as the producer is being closed. Accepted ones are sent."""
         self._is_closing = True
         self.seal()
 
@@ -241,13 +244,13 @@ class TopicProducer(TopicLink):
             raise ClosedError(f"{self.what} is closed")
 
     def sever(self) -> None:
-        """In a forked child: what is open is the parent's to send, and the next message meets the check in `add`."""
+        """In a forked child: drop what is open, which the parent sends; the next message meets the check in `add`."""
         self._plain = None
 
     # Sending
 
     def add_plain(self, payload: bytes) -> None:
-        """Take a message without attributes. The caller has looked at the window and that this can be used."""
+        """Accept a message without attributes. The caller has checked the window and `check_usable`."""
         size_bytes = len(payload)
         filling = self._plain
         if filling is None or self._open_bytes + size_bytes > self._batch_limit_bytes:
@@ -262,7 +265,7 @@ class TopicProducer(TopicLink):
             self.seal()
 
     def add(self, payload: bytes, attributes: Attributes, sequence_id: int | None, waiter: SendWaiter | None) -> None:
-        """Take a message. Raises MessageTooLargeError, UsageError; then nothing has changed."""
+        """Accept a message. Raises MessageTooLargeError, UsageError; nothing has changed then."""
         self.check_usable()
         header = b"" if attributes is NO_ATTRIBUTES else header_of(len(payload), attributes)
         size_bytes = len(payload) + len(header)
@@ -276,7 +279,7 @@ class TopicProducer(TopicLink):
         if self._open_bytes + size_bytes > self._batch_limit_bytes:
             self.seal()
         key: str | bytes | None = None
-        if options.batch_by_key:  # brokers dispatch by the ordering key where there is one
+        if options.batch_by_key:  # brokers dispatch by the ordering key if there is one
             key = attributes.key if attributes.ordering_key is None else attributes.ordering_key
         filling = self._filling.get(key)
         if filling is None:
@@ -306,7 +309,7 @@ class TopicProducer(TopicLink):
                 self._seal_soon = loop.call_soon(self.seal)
 
     def seal(self) -> None:
-        """Make entries of what is open, and send them."""
+        """Create entries from open batches, and send them."""
         if self._seal_soon is not None:
             self._seal_soon.cancel()
             self._seal_soon = None
@@ -325,7 +328,7 @@ class TopicProducer(TopicLink):
         self._on_batch_ended()
 
     async def wait_answered(self) -> None:
-        """Return when everything taken so far has ended."""
+        """Return when everything accepted so far has ended."""
         self.seal()
         if self._unanswered:
             ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -333,7 +336,7 @@ class TopicProducer(TopicLink):
             await ended
 
     async def close(self) -> None:
-        """Leave the topic. What is not answered yet fails."""
+        """Leave the topic. Unanswered messages fail."""
         connection = self.connection
         await self.stop()
         if connection is not None:
@@ -341,14 +344,14 @@ class TopicProducer(TopicLink):
                 ask = pb.CommandCloseProducer(producer_id=self._producer_id)
                 await self._request(connection, ask, f"closing {self.what}")
             except Error:
-                pass  # a broker that does not answer has lost us anyway
+                pass  # a broker that does not answer has dropped the producer anyway
             connection.producers.pop(self._producer_id, None)
         self.connection = None
         self._end_timers()
         self._fail_all(Error(f"{self.what} was closed before the receipt came: the message may be stored or not"))
 
     def _add_alone(self, payload: bytes, attributes: Attributes, waiter: SendWaiter | None) -> None:
-        self.seal()  # order
+        self.seal()  # to keep the order
         now_ms = time.time_ns() // 1_000_000
         frames: list[FrameParts]
         parts, packed_bytes = self._frames.single(payload, attributes, self._next_sequence_id, now_ms)
@@ -370,7 +373,7 @@ class TopicProducer(TopicLink):
         self._on_batch_ended()
 
     def _expect_sequence_id(self, sequence_id: int) -> None:
-        """The application numbers its messages: within a batch they follow each other without gaps."""
+        """Check an application's sequence id: within a batch ids follow each other without gaps."""
         if self._options.batch_by_key:
             raise UsageError("sequence_id cannot be given with batch_by_key: batches by key are sent in another order")
         last_id = self._next_sequence_id + self._open_messages - 1 if self._open_messages else self._last_id
@@ -401,11 +404,11 @@ class TopicProducer(TopicLink):
         if self.connection is not None and not self._broken:
             self.connection.write_parts(parts)
 
-    # What the broker says
+    # Callbacks of the connection
 
     def on_receipt(self, receipt: pb.CommandSendReceipt) -> None:
         if not self._unanswered or receipt.sequence_id < self._unanswered[0].sequence_id:
-            return  # rule 1: late, for an entry that is no longer waited for
+            return  # rule 1: late, for an entry that is no longer expected
         entry = self._unanswered[0]
         if receipt.sequence_id > entry.sequence_id:
             if self.connection is not None:
@@ -413,7 +416,7 @@ class TopicProducer(TopicLink):
             return
         self._unanswered.popleft()
         self._reattach_backoff.reset()
-        if entry.messages:  # not for a chunk that others of its message follow: without them it is nothing
+        if entry.messages:  # not for a chunk with later ones of its message: it is useless without them
             self.last_sequence_id = entry.sequence_id + entry.messages - 1
         if entry.waiters:
             ledger_id, entry_id = signed64(receipt.message_id.ledgerId), signed64(receipt.message_id.entryId)
@@ -433,16 +436,16 @@ class TopicProducer(TopicLink):
         if isinstance(reason, TerminatedError | FencedError):
             self._fail(reason)
             return
-        if reason.code in (ServerError.CHECKSUM_ERROR, ServerError.NOT_ALLOWED_ERROR):  # of this message alone
+        if reason.code in (ServerError.CHECKSUM_ERROR, ServerError.NOT_ALLOWED_ERROR):  # concerns only this message
             if self._options.repeatable:  # rule 4
                 self._fail(reason)
                 return
-            # Not the first entry only: Apache Pulsar may refuse one before it confirms those that were sent earlier.
+            # Not only the first entry: Apache Pulsar may refuse one before it confirms earlier ones.
             self._unanswered = deque(entry for entry in self._unanswered if entry.sequence_id != error.sequence_id)
             for entry in refused_entries:
                 self._fail_entry(entry, reason)
         if reason.code is not ServerError.CHECKSUM_ERROR:
-            self._broken = True  # Cepheid takes nothing more from this incarnation
+            self._broken = True  # Cepheid accepts nothing more from this incarnation
             self._reopen()
 
     def _reopen(self) -> None:
@@ -460,7 +463,7 @@ class TopicProducer(TopicLink):
                 ask = pb.CommandCloseProducer(producer_id=self._producer_id)
                 await self._request(connection, ask, f"closing {self.what}")
             except Error:
-                pass  # it has lost us: it is opened again in any case
+                pass  # the broker has dropped it: it is opened again in any case
             connection.producers.pop(self._producer_id, None)
         await super()._before_reattach()
 
@@ -498,7 +501,7 @@ class TopicProducer(TopicLink):
         self.name = answer.producer_name
         self._max_message_bytes = connection.max_message_bytes
         self.server_version = connection.server_version
-        # An entry must not be larger than what the broker takes, or it would close the connection and get the entry again for ever.
+        # An entry must not be larger than the broker accepts, or it would close the connection and get the entry again for ever.
         self._batch_limit_bytes = min(options.batch_bytes, connection.max_message_bytes // 2)
         if options.batching:
             self._batch_limit_messages = min(options.batch_messages, connection.max_message_bytes // 2 // _HEADER_BYTES)
@@ -509,7 +512,7 @@ class TopicProducer(TopicLink):
     def _on_attached(self, connection: Connection) -> None:
         self._broken = False
         if not self._unanswered:
-            self._reattach_backoff.reset()  # else with a receipt: what is sent again may be refused again
+            self._reattach_backoff.reset()  # otherwise with a receipt: repeated entries may be refused again
         for entry in self._unanswered:
             connection.write_parts(entry.parts)
 
@@ -523,7 +526,7 @@ class TopicProducer(TopicLink):
     # The end of entries
 
     def _expire(self) -> None:
-        """Fail the entries whose time is up. They are not sent again, but the broker may have them."""
+        """Fail the entries whose time is over. They are not sent again, but the broker may have them."""
         self._expiry = None
         loop = asyncio.get_running_loop()
         while self._unanswered and self._unanswered[0].deadline <= loop.time():
@@ -537,8 +540,11 @@ class TopicProducer(TopicLink):
             self._expiry = loop.call_at(self._unanswered[0].deadline, self._expire)
 
     def _fail_first(self, error: Error) -> None:
-        """Fail the first unanswered entry; of a message in chunks, all chunks that are left: without one of them it is nothing."""
-        if self._options.repeatable:  # rule 4: none of the later ones may be stored
+        """Fail the first unanswered entry;
+
+        if it is a chunk, fail all remaining chunks of its message, which is useless without it.
+        """
+        if self._options.repeatable:  # rule 4: no later one may be stored
             self._fail(error)
             return
         sequence_id = self._unanswered[0].sequence_id
@@ -558,7 +564,7 @@ class TopicProducer(TopicLink):
     def _fail_entry(self, entry: _Entry, error: Error) -> None:
         silent = entry.messages
         for _, waiter in entry.waiters:
-            if not waiter.done():  # done: its `send` was cancelled, so `flush` reports it
+            if not waiter.done():  # otherwise its `send` was cancelled, so `flush` reports it
                 waiter.set_exception(error)
                 silent -= 1
         if silent:

@@ -1,11 +1,11 @@
-"""Learns from a broker which topics of a pattern are created, while a consumer of the pattern is open.
+"""Follows the creation of topics that match a pattern, while a consumer of the pattern is open.
 
 not watching ──WATCH_TOPIC_LIST, answered with all topics──► watching ──connection lost──► not watching
                    ├── the broker refuses the pattern: all topics of the namespace are watched
-                   └── the broker has no watchers, or refuses: it is asked again rarely, since another broker may have them
+                   └── the broker has no watchers, or refuses: it is asked again rarely, since another broker may support them
 
-What is found is a hint. The consumer matches names itself, and lists the topics from time to time, so that it does no harm when a
-broker's regular expressions differ from Python's. Deletions are not followed here: a consumer leaves a topic when its broker
+The results are hints. The consumer matches names itself and lists the topics periodically, so that it does no harm if a
+broker's regular expressions differ from Python's. Deletions are not followed: a consumer leaves a topic when its broker
 answers that it does not exist.
 """
 
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 
 UNSUPPORTED_S = 300.0
 _SAME_EVERYWHERE = re.compile(r"(?:[-\w./*+|)\]:=]|\\[-.]|\[(?!\^)|\((?!\?))*", re.ASCII)
-"""Patterns that mean the same in Python's language and in RE2's."""
+"""Characters that mean the same in Python's and RE2's regular expressions."""
 
 
 class TopicWatcher:
-    """`run` watches; `wait_found` returns what was found."""
+    """Watches topics: `run` watches; `wait_found` returns the results."""
 
     def __init__(self, lookup: Lookup, namespace: str, pattern: re.Pattern[str], watcher_id: int, timeout_s: float) -> None:
         self._lookup = lookup
@@ -48,14 +48,17 @@ class TopicWatcher:
         return f"<TopicWatcher {self._pattern}, {'lost' if self._lost.is_set() else 'open'}>"
 
     async def wait_found(self) -> list[str]:
-        """Return full names of topics and partitions that there are or that were created since the last call. Wait for one."""
+        """Wait for at least one topic;
+
+        return the full names of existing topics and partitions and of those created since the last call.
+        """
         await self._is_found.wait()
         self._is_found.clear()
         found, self._found = self._found, {}
         return list(found)
 
     async def run(self) -> None:
-        """Watch until it is cancelled."""
+        """Watch until cancelled."""
         backoff = Backoff()
         while True:
             connection: Connection | None = None
@@ -70,7 +73,7 @@ class TopicWatcher:
                 log.info("client.topics_not_watched", extra={"namespace": self._namespace, "error": str(error)})
                 is_refused = isinstance(error, RefusedError) and not is_transient(error)
                 delay_s = UNSUPPORTED_S if is_refused else backoff.next_s()
-                if is_refused and self._pattern != self._everything:  # Apache Pulsar takes up to 50 characters
+                if is_refused and self._pattern != self._everything:  # Apache Pulsar accepts up to 50 characters
                     self._pattern, delay_s = self._everything, 0.0
             finally:
                 self._leave(connection)

@@ -603,7 +603,7 @@ async def test_a_schema_that_could_not_be_fetched_is_fetched_again(
         monkeypatch.setattr(Lookup, "schema", fail_once)
         async with client.consumer(topic, "s", schema=schema, start="earliest") as consumer:
             first = await consumer.receive(RECEIVE_S)
-            with pytest.raises(cepheid.UnreadableMessageError, match="the schema of a message cannot be had: no answer"):
+            with pytest.raises(cepheid.UnreadableMessageError, match="the schema of a message cannot be fetched: no answer"):
                 _ = first.value
             assert (await consumer.receive(RECEIVE_S)).value == Point(1)
 

@@ -191,7 +191,7 @@ def demanding_certificates(made: Path) -> Iterator[str]:
 async def test_a_client_without_the_certificate_that_a_broker_asks_for_is_told_at_once(made: Path) -> None:
     with demanding_certificates(made) as url:
         async with cepheid.connect(url, tls_ca_file=str(made / "ca.pem")) as client:
-            with pytest.raises(cepheid.NotAllowedError, match="it takes no client without a certificate that it accepts"):
+            with pytest.raises(cepheid.NotAllowedError, match="it accepts no client without a valid certificate"):
                 await client.producer("orders").__aenter__()
 
 

@@ -5,7 +5,7 @@ async with cepheid.admin.connect("http://localhost:8080") as admin:
     await admin.namespaces.set_retention("public/default", {"retentionTimeInMinutes": 60, "retentionSizeInMB": -1})
 
 The calls are generated from the broker's description of its API (`python -m tests.admin.admin_client_code`). Their arguments have
-our names; what is sent and answered as JSON keeps the names of the API, so that a value that was read can be changed and set.
+our names; JSON bodies and answers keep the names of the API, so that a value that was read can be changed and set.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _HOMES = {"Admin": "client", "connect": "client", "DEFAULT_URL": "exchange", "St
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for: a command line that uses `cepheid.admin.sync` does not wait for asyncio."""
+    """Import a name on first use: a command line that uses `cepheid.admin.sync` does not wait for asyncio."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"cepheid.admin.{_HOMES[name]}"), name)

@@ -29,7 +29,7 @@ _PIECE_BYTES = 1 << 20
 
 
 class BlockingCalls:
-    """Makes the calls of one `Admin`. Each has its own connection, so several threads may call."""
+    """Makes the calls of one `Admin`. Each has its own connection, so several threads may make calls."""
 
     def __init__(self, places: tuple[Place, ...], security: Security, *, request_timeout_s: float) -> None:
         self._places = places
@@ -39,16 +39,16 @@ class BlockingCalls:
         self.is_closed = False
 
     def call(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Any:
-        """Return the decoded answer. Raises RefusedError and what derives from it, ConnectError, TimedOutError, ClosedError."""
+        """Return the decoded answer. Raises RefusedError and its subclasses, ConnectError, TimedOutError, ClosedError."""
         return value_of(self._answer(ask(method, path, query, body)))
 
     def message(self, method: str, path: str, query: Mapping[str, Any] | None = None) -> StoredMessage:
-        """Return a stored message. Raises as `call`."""
+        """Return a stored message. Raises the errors of `call`."""
         answer = self._answer(ask(method, path, query))
         return StoredMessage(answer.content, answer.headers)
 
     def pieces(self, method: str, path: str, query: Mapping[str, Any] | None = None) -> Iterator[bytes]:
-        """Yield the body in pieces as they arrive, each within the time limit. Raises as `call`, in the middle too."""
+        """Yield the body in pieces as they arrive, each within the time limit. Raises the errors of `call`, also between pieces."""
         wanted = ask(method, path, query)
         place, connection, response, headers = self._exchange(wanted)
         try:
@@ -77,7 +77,7 @@ class BlockingCalls:
         return answer
 
     def _exchange(self, wanted: Ask) -> tuple[Place, HTTPConnection, HTTPResponse, dict[str, str]]:
-        """Send a request, also to where it is redirected, and return the answer before its body is read."""
+        """Send a request, following redirects, and return the answer before its body is read."""
         if self.is_closed:
             raise ClosedError("the admin client is closed")
         authorization = self._security.authorization_now()
@@ -108,7 +108,7 @@ class BlockingCalls:
         raise ConnectError(f"{wanted.method} {wanted.target} was redirected {MAX_REDIRECTS} times, last to {place}")
 
     def _connect_any(self) -> tuple[Place, HTTPConnection]:
-        """Connect to the first place that takes the connection."""
+        """Connect to the first address that accepts the connection."""
         for place in self._places[:-1]:
             try:
                 return place, self._connect(place)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Admin(Resources):
-    """The calls by what they are about: `admin.topics`, `admin.namespaces`, …. Nothing stays connected between calls."""
+    """The admin calls by subject: `admin.topics`, `admin.namespaces`, …. No connection is kept between calls."""
 
     def __init__(self, url: str, security: Security, *, request_timeout_s: float) -> None:
         if request_timeout_s <= 0:
@@ -31,11 +31,11 @@ class Admin(Resources):
         return f"<Admin {self._url}>"
 
     async def call(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Any:
-        """Make a call by its path, for what this release does not know yet. Raises as the others."""
+        """Make a call by its path, for parts of the API that this release does not know. Raises like the other calls."""
         return await self._calls.call(method, path, query, body)
 
     async def close(self) -> None:
-        """Take no more calls. Those under way end as if nothing had happened."""
+        """Accept no more calls. Those in progress finish normally."""
         self._calls.is_closed = True
 
     async def __aenter__(self) -> Self:
@@ -56,9 +56,9 @@ def connect(
     tls_key_file: str | None = None,
     tls_check_hostname: bool = True,
 ) -> Admin:
-    """Return the admin API at `url`: http://HOST:PORT[,HOST:PORT…] or https://; of several, the first that takes a connection.
+    """Return the admin API at `url`: http://HOST:PORT[,HOST:PORT…] or https://; the first that accepts a connection is used.
 
-    Nothing is connected until a call is made. Credentials and TLS are as for `cepheid.connect`. Raises UsageError.
+    It connects when a call is made. Credentials and TLS are as in `cepheid.connect`. Raises UsageError.
     """
     security = Security(token, password, tls_ca_file, tls_certificate_file, tls_key_file, tls_check_hostname)
     return Admin(url, security, request_timeout_s=request_timeout_s)

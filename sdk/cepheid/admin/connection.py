@@ -1,4 +1,4 @@
-"""HTTP on asyncio for admin calls: a connection for each call, HTTP/1.1, no library."""
+"""HTTP/1.1 on asyncio for admin calls: a connection for each call, without a library."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PIECE_BYTES = 1 << 18
 
 
 class AsyncCalls:
-    """Makes the calls of one `Admin`. Each has its own connection, so they may run side by side."""
+    """Makes the calls of one `Admin`. Each has its own connection, so they may run concurrently."""
 
     def __init__(self, places: tuple[Place, ...], security: Security, *, request_timeout_s: float) -> None:
         self._places = places
@@ -41,19 +41,19 @@ class AsyncCalls:
         self.is_closed = False
 
     async def call(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Any:
-        """Return the decoded answer. Raises RefusedError and what derives from it, ConnectError, TimedOutError, ClosedError.
+        """Return the decoded answer. Raises RefusedError and its subclasses, ConnectError, TimedOutError, ClosedError.
 
-        Cancelled: the broker may have done what was asked, or not.
+        Cancelled: the broker may or may not have executed the call.
         """
         return value_of(await self._answer(ask(method, path, query, body)))
 
     async def message(self, method: str, path: str, query: Mapping[str, Any] | None = None) -> StoredMessage:
-        """Return a stored message. Raises as `call`."""
+        """Return a stored message. Raises the errors of `call`."""
         answer = await self._answer(ask(method, path, query))
         return StoredMessage(answer.content, answer.headers)
 
     async def pieces(self, method: str, path: str, query: Mapping[str, Any] | None = None) -> AsyncIterator[bytes]:
-        """Yield the body in pieces as they arrive, each within the time limit. Raises as `call`, in the middle too."""
+        """Yield the body in pieces as they arrive, each within the time limit. Raises the errors of `call`, also between pieces."""
         wanted = ask(method, path, query)
         async with self._exchange(wanted) as (answer, body):
             if answer.status >= 300:
@@ -74,7 +74,7 @@ class AsyncCalls:
 
     @asynccontextmanager
     async def _exchange(self, wanted: Ask) -> AsyncIterator[tuple[Answer, AsyncIterator[bytes]]]:
-        """Send a request, also to where it is redirected, and give the head of its answer with the pieces of its body."""
+        """Send a request, following redirects, and yield the head of its answer with the pieces of its body."""
         if self.is_closed:
             raise ClosedError("the admin client is closed")
         authorization = await self._security.authorization()
@@ -94,7 +94,7 @@ class AsyncCalls:
         raise ConnectError(f"{wanted.method} {wanted.target} was redirected {MAX_REDIRECTS} times, last to {place}")
 
     async def _connect_any(self) -> tuple[Place, tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """Connect to the first place that takes the connection."""
+        """Connect to the first address that accepts the connection."""
         for place in self._places[:-1]:
             try:
                 return place, await self._connect(place)
@@ -131,7 +131,7 @@ class AsyncCalls:
             raise no_answer(place, error) from None
 
     async def _body(self, place: Place, head: Answer, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-        """Yield the content, whichever of the three ways gives its end. Raises ConnectError if it breaks off or pauses too long."""
+        """Yield the content, in any of the three ways to mark its end. Raises ConnectError if it breaks off or pauses too long."""
 
         async def in_time(read: Coroutine[Any, Any, bytes]) -> bytes:
             async with asyncio.timeout(self._timeout_s):

@@ -1,4 +1,4 @@
-"""What an admin call sends and what its answer means. No I/O; `connection.py` and `blocking_connection.py` do that.
+"""Requests and answers of admin calls, without I/O, which `connection.py` and `blocking_connection.py` do.
 
     path, query, body ──► Ask ──HTTP──► Answer ──► value, or an error of `cepheid.errors`
                            └── 307: the same Ask at the broker that serves the topic
@@ -45,14 +45,17 @@ _TOPIC_PATHS = (
 
 
 class UnknownNameError(NotFoundError):
-    """What an admin call names does not exist: a bookie, a ledger, a namespace, anything but a topic. The message says which."""
+    """An object that an admin call names does not exist: a bookie, a ledger, a namespace, anything but a topic.
+
+    The message tells which.
+    """
 
     hint: ClassVar[str] = "check the name"
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an admin API answers."""
+    """The address of an admin API."""
 
     host: str
     port: int
@@ -65,7 +68,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request. `target` is path and query, as they are sent."""
+    """A request. `target` is path and query as sent."""
 
     method: str
     target: str
@@ -83,7 +86,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """An entry of a topic. `headers` has what is known of it, by the names of the API (`x-pulsar-message-id`, …)."""
+    """An entry of a topic. `headers` has its attributes, by the names of the API (`x-pulsar-message-id`, …)."""
 
     payload: bytes
     headers: Mapping[str, str]
@@ -108,7 +111,7 @@ def parse_admin_url(url: str) -> tuple[Place, ...]:
 
 
 def ask(method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Ask:
-    """Return the request of a call. Values of `query` that are None are left out; a list gives a parameter several times."""
+    """Return the request of a call. Values None in `query` are left out; a list repeats the parameter."""
     given = {name: _query_value(value) for name, value in (query or {}).items() if value is not None}
     target = f"{path}?{urlencode(given, doseq=True)}" if given else path
     return Ask(method, target, None if body is None else json.dumps(body).encode())
@@ -134,13 +137,13 @@ def head_of(ask: Ask, place: Place, authorization: str | None) -> dict[str, str]
 
 
 def redirected(ask: Ask, place: Place, status: int, headers: Mapping[str, str]) -> tuple[Ask, Place] | None:
-    """Return the same call at another broker, if this one says that the other serves it. Raises ConnectError."""
+    """Return the same call at another broker if this one redirects to it. Raises ConnectError."""
     if status != HTTPStatus.TEMPORARY_REDIRECT or "location" not in headers:
         return None
     parts = urlsplit(headers["location"])
     if parts.scheme not in _PORTS or not parts.hostname:
         raise ConnectError(f"{place} redirects {ask.method} {ask.target} to {headers['location']!r}, which is not an admin address")
-    if place.over_tls and parts.scheme != "https":  # the credentials would cross the network in the clear
+    if place.over_tls and parts.scheme != "https":  # the credentials would be sent unencrypted
         raise ConnectError(
             f"{place} redirects this call to {parts.netloc} without TLS: let that broker advertise its https address"
         )
@@ -149,7 +152,7 @@ def redirected(ask: Ask, place: Place, status: int, headers: Mapping[str, str]) 
 
 
 def check_status(ask: Ask, answer: Answer) -> None:
-    """Raise the error of a refusal, with the server's reason; RefusedError for a status that has no class of its own."""
+    """Raise the error of a refusal, with the server's reason; RefusedError for a status without its own class."""
     if answer.status < HTTPStatus.MULTIPLE_CHOICES:
         return
     try:
@@ -164,7 +167,7 @@ def check_status(ask: Ask, answer: Answer) -> None:
 
 
 def value_of(answer: Answer) -> Any:
-    """Return JSON decoded, text as str, other content as bytes; None for none."""
+    """Return JSON decoded, text as str, other content as bytes, no content as None."""
     if not answer.content:
         return None
     kind = answer.headers.get("content-type", "")
@@ -188,7 +191,7 @@ def no_answer(place: Place, error: BaseException) -> ConnectError:
 def segment(name: object) -> str:
     """Return a name as one segment of a path, whatever it contains.
 
-    Raises UsageError for `.` and `..`: no quoting keeps them from being taken for steps of the path, to another call.
+    Raises UsageError for `.` and `..`: even quoted they count as steps of the path, to another call.
     """
     if str(name) in PATH_STEPS:
         raise UsageError(f"{str(name)!r} cannot be a name in a path: choose another one")
@@ -196,7 +199,7 @@ def segment(name: object) -> str:
 
 
 def twice(name: str) -> str:
-    """Return a name as a segment that the broker decodes twice."""
+    """Return a name as a path segment that the broker decodes twice."""
     return segment(segment(name))
 
 
@@ -216,7 +219,7 @@ def topic_path(topic: str) -> str:
 
 
 def schema_path(topic: str) -> str:
-    """Return TENANT/NAMESPACE/TOPIC as calls about schemas need it: both domains share a schema. Raises UsageError."""
+    """Return TENANT/NAMESPACE/TOPIC as needed by calls about schemas: both domains share a schema. Raises UsageError."""
     name = _parsed(topic)
     return f"{namespace_path(str(name.namespace))}/{twice(name.local_name)}"
 
@@ -229,7 +232,7 @@ def _parsed(topic: str) -> TopicName:
 
 
 def message_place(message_id: MessageId | Mapping[str, Any] | None) -> Any:
-    """Return the API's form of a message id: as it is if it has that form already."""
+    """Return a message id in the API's form; unchanged if it has that form already."""
     if message_id is None or isinstance(message_id, Mapping):
         return message_id
     place = {"ledgerId": message_id.ledger_id, "entryId": message_id.entry_id, "partitionIndex": message_id.partition}

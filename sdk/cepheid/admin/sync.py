@@ -37,11 +37,11 @@ class Admin(Resources):
         return f"<Admin {self.url}>"
 
     def call(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Any:
-        """Make a call by its path, for what this release does not know yet. Raises as the others."""
+        """Make a call by its path, for parts of the API that this release does not know. Raises like the other calls."""
         return self._calls.call(method, path, query, body)
 
     def close(self) -> None:
-        """Take no more calls."""
+        """Accept no more calls."""
         self._calls.is_closed = True
 
     def __enter__(self) -> Self:
@@ -62,9 +62,9 @@ def connect(
     tls_key_file: str | None = None,
     tls_check_hostname: bool = True,
 ) -> Admin:
-    """Return the admin API at `url`, for blocking calls; arguments as for `cepheid.admin.connect`. Raises UsageError.
+    """Return the admin API at `url`, for blocking calls; arguments as in `cepheid.admin.connect`. Raises UsageError.
 
-    `request_timeout_s` bounds connecting, and each wait for bytes of the broker.
+    `request_timeout_s` limits connecting, and each wait for bytes from the broker.
     """
     security = Security(token, password, tls_ca_file, tls_certificate_file, tls_key_file, tls_check_hostname)
     return Admin(url, security, request_timeout_s=request_timeout_s)
