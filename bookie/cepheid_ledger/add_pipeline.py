@@ -28,7 +28,7 @@ class AddPipeline:
     """The adds of one ledger. Implements `LaneListener`.
 
     `on_change` must lead to `begin_change` and `change_ensemble`, or to `refuse_change`, now or later. `on_failed` is called
-    once, before the remaining groups get the same error.
+    once, before the groups that are left get the same error.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class AddPipeline:
         self._channel_of = channel_of
         self._on_change = on_change
         self._on_failed = on_failed
-        self._reasons: dict[str, str] = {}  # of failed bookies
+        self._reasons: dict[str, str] = {}  # of bookies that failed
         self._lanes: dict[str, tuple[BookieChannel, Lane]] = {}
         self._open_lanes(state.ensemble)
 

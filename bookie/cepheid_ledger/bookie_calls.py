@@ -1,4 +1,4 @@
-"""Concurrent calls to several bookies, some of which may hang."""
+"""Calls to several bookies at once, of which some may hang."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class BookieChannel:
         self._tasks = TaskOwner(f"channel {self.bookie_id}")
         self._stream: ChannelStream | None = None
         self._lanes: dict[Lane, None] = {}
-        self._ready: deque[Lane] = deque()  # lanes with queued requests
+        self._ready: deque[Lane] = deque()  # lanes with a queue
         self._waiting_bytes = 0
         self._window_check_bytes = settings.channel_window_bytes
         self._tick = self._answered_at_tick = 0
@@ -122,7 +122,7 @@ class BookieChannel:
         lane.closed = True
         del self._lanes[lane]
         self._waiting_bytes -= _size(lane.queue) + _size(lane.refused or ())
-        lane.queue.clear()  # `_ready` may still hold the lane; empty lanes are skipped
+        lane.queue.clear()  # `_ready` may still hold the lane: an empty one is skipped
         lane.refused = None
         if (timer := self._repeaters.pop(lane, None)) is not None:
             timer.cancel()
@@ -255,7 +255,7 @@ class BookieChannel:
             if status in _WORTH_REPEATING and lane.refused is None and not lane.closed:
                 self._refusals += 1
                 lane.start_refusal(self._loop.time(), self._settings.refusal_delay_s)
-            if last < item_last:  # a part of the request; the request stays until the rest is answered
+            if last < item_last:  # a part of the request; it stays until the rest is answered
                 unanswered.next_entry_id = last + 1
                 self._report(lane, status, last)
                 return True

@@ -119,7 +119,7 @@ class BookieDirectory:
         self._due = asyncio.Event()
         self._watches: list[Watch] = []
         self._unsubscribe = store.subscribe(self._on_session)
-        self._read_at = 0.0  # loop time of the last read
+        self._read_at = 0.0  # loop time of the last look
         self._session_lost = False
         self._settled: asyncio.TimerHandle | None = None
         self._gone_at: dict[str, float] = {}  # by bookie that is not registered: loop time at which to report it as gone (again)

@@ -84,7 +84,7 @@ class BookieStates(Protocol):
         """Return the racks of the bookies, by id, as far as they report them."""
 
     def free_bytes(self) -> Mapping[str, int]:
-        """Return the free space of the bookies' data disks, by id, as far as it is reported."""
+        """Return the free space of the bookies' data disks, by id, as far as they report it."""
 
     def problems(self) -> list[str]:
         """Return a sentence for the operator about each bookie that accepts no new ledgers."""
@@ -170,7 +170,7 @@ class LedgerClient:
     ) -> NewLedger:
         """Plan a ledger as `create` does, for a caller that writes `op` together with the record that names the ledger.
 
-        Once that is written, `begin` returns the writer. If `op` raises KeyExistsError, the id is taken: prepare another one.
+        Once that is written, `begin` returns the writer. KeyExistsError for `op`: the id is taken, prepare another one.
         Raises InvalidQuorumsError, NotEnoughBookiesError, MetadataError.
         """
         self._check_open()
@@ -215,7 +215,8 @@ class LedgerClient:
         return await self._recoveries.run((ledger_id, despite_damage), self._recover)
 
     async def find_end(self, ledger_id: int) -> FoundEnd:
-        """Do all of `recover` except the write that closes the record, for a caller that writes `closing` and `checks` itself.
+        """Do all of `recover` but the write that closes the record, for a caller that writes `closing` and `checks` together with
+        the record that names the end.
 
         After a conflict on one of them another process has closed the ledger, or moved copies of it: call `recover`. Raises as
         `recover`.
@@ -293,7 +294,7 @@ class LedgerClient:
         return await copy_entries(task, *shared, turn=turn)
 
     async def runs_not_stored(self, ledger: LedgerMetadata, position: int, bookie: str, first: int, last: int) -> list[Run]:
-        """Return the entries of `first..last` that this bookie should hold at `position` of the ensemble but has no valid copy of.
+        """Return the entries of `first..last` that this bookie should hold as `position` of the ensemble, and has no valid copy of.
 
         Raises CopyFailedError if the bookie does not answer.
         """

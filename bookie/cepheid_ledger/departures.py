@@ -29,14 +29,14 @@ class LeavingWriter(Protocol):
 
 
 class Departures:
-    """The bookies that open writers must leave. `writers` is by ledger id, and may change at any time."""
+    """The bookies that open writers are to leave. `writers` is by ledger id, and may change at any time."""
 
     def __init__(self, writers: Mapping[int, LeavingWriter], retry_s: float) -> None:
         self._writers = writers
         self._retry_s = retry_s
-        self._without_spare: dict[str, tuple[str, dict[int, None]]] = {}  # by bookie: reason, ids of writers without a spare
+        self._without_spare: dict[str, tuple[str, dict[int, None]]] = {}  # by bookie: reason, ids of writers that stay
         self._retry: asyncio.TimerHandle | None = None
-        self._rounds: deque[tuple[str, str, Iterator[int]]] = deque()  # bookie, reason, ids of writers to ask
+        self._rounds: deque[tuple[str, str, Iterator[int]]] = deque()  # bookie, reason, ids of writers to look at
         self._turn: asyncio.Handle | None = None
         self._closed = False
 
@@ -52,7 +52,7 @@ class Departures:
             self._turn = asyncio.get_running_loop().call_soon(self._ask_some)
 
     def stay(self, bookie_id: str) -> None:
-        """Ask no further writer to leave this bookie: it is back unchanged, or no longer decommissioned."""
+        """Ask no further writer to leave this bookie: it came back as it was, or is not decommissioned any more."""
         self._without_spare.pop(bookie_id, None)
         self._rounds = deque(one for one in self._rounds if one[0] != bookie_id)
 
@@ -70,7 +70,7 @@ class Departures:
 
     def _ask_some(self) -> None:
         self._turn = None
-        if not self._rounds:  # the bookie returned in the meantime
+        if not self._rounds:  # the bookie came back in the meantime
             return
         bookie_id, reason, ledger_ids = self._rounds[0]
         asked = 0

@@ -105,7 +105,7 @@ class EnsembleChanger:
                     async with asyncio.timeout_at(deadline):
                         await self._slots.take()
                 except TimeoutError:
-                    pass  # many others wait for metadata as well
+                    pass  # too many others wait for metadata as well
                 else:
                     try:
                         if await self._attempt():

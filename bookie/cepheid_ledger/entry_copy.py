@@ -334,7 +334,7 @@ class _Target:
         self._channel = channel
         self._master_key = master_key_of(ledger)
         self._budget = budget
-        self._chunks: deque[tuple[int, int]] = deque()  # last entry and bytes of each chunk that is not synced yet
+        self._chunks: deque[tuple[int, int]] = deque()  # last entry and bytes of each that is not synced yet
         self._failure: str | None = None
         self._synced = asyncio.Event()
         self._lane = channel.open_lane(ledger.ledger_id, self)

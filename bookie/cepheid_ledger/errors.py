@@ -12,7 +12,7 @@ from cepheid_ports import CepheidError
 
 
 class LedgerError(CepheidError):
-    """Base class of this package's errors."""
+    """Root of this package's errors."""
 
 
 class InvalidQuorumsError(LedgerError):

@@ -62,7 +62,7 @@ from cepheid_security.grpc_tls import channel_credentials
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 
 
-def _channel(address: str, credentials: Any) -> Any:  # the stubs require serializers, which bytes do not need
+def _channel(address: str, credentials: Any) -> Any:  # the stubs demand serializers, which bytes do not need
     if not address.startswith(TLS_MARK):
         return grpc.aio.insecure_channel(address, options=channel_options())
     return grpc.aio.secure_channel(address.removeprefix(TLS_MARK), credentials, options=channel_options())
@@ -187,7 +187,7 @@ class GrpcConnection:
             call.cancel()  # no effect if it has ended; otherwise the bookie would go on reading in vain
 
     async def _read_first(self, request: ReadRequest) -> ReadAnswer | None:
-        """Return the first piece of a recovery read; None as in `_ask_for_recovery`."""
+        """Return the first piece of a recovery read. None: see `_ask_for_recovery`."""
         data = await self._ask_for_recovery(encode_read_request(request), READ)
         try:
             return None if data is None else decode_read_answer(data)

@@ -1,4 +1,4 @@
-"""The reader of a ledger, which does not recover it.
+"""Reads one ledger without recovering it.
 
     read(first, last) ──► bounded by the known end ──► one fragment ──► one replica, else the next ──► verified groups
                                                                     └─► striped: several, merged by entry id
@@ -89,7 +89,8 @@ class LedgerReader:
     async def read(self, first: int, last: int, *, max_bytes: int) -> list[EntryGroup]:
         """Read verified entries in order from `first` to at most `last` (inclusive): about `max_bytes`, at least one entry.
 
-        about `max_bytes`, at least one entry.
+        Raises EntryBeyondEndError (above what is confirmed), NoSuchEntryError and LedgerLostError (certain: data is lost),
+        EntryUnavailableError (try again; certain when it is an EntryDamagedError), NoSuchLedgerError (deleted).
         """
         assert 0 <= first <= last, f"{first}..{last} is not a range of entries"
         end = self.known_end if first <= self.known_end else await self.read_lac()
@@ -221,13 +222,13 @@ class LedgerReader:
 
 
 def nearest_from(turn: int, distances: Sequence[int]) -> int:
-    """Return the first position from `turn` on, around the ensemble, at the smallest distance."""
+    """Return the first position from `turn` on, around the ensemble, that is as near as any."""
     size, nearest = len(distances), min(distances)
     return next(position % size for position in range(turn, turn + size) if distances[position % size] == nearest)
 
 
 def positions_by_distance(turn: int, distances: Sequence[int]) -> list[int]:
-    """Return all positions in the order to ask them: `turn`, which answered last, then the others by distance."""
+    """Return all positions in the order in which they are asked: `turn`, which answered last, then the others by distance."""
     size = len(distances)
     others = [position % size for position in range(turn + 1, turn + size)]
     return [turn, *sorted(others, key=lambda position: distances[position])]

@@ -122,7 +122,7 @@ class LedgerWriter:
 
     @property
     def length(self) -> int:
-        """Payload bytes of all pushed entries."""
+        """Payload bytes of everything pushed."""
         return self._length_pushed
 
     @property

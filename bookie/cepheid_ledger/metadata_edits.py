@@ -1,4 +1,4 @@
-"""All changes that the ledger client makes to a ledger's metadata, as pure functions from record to record.
+"""Every change that the ledger client makes to a ledger's metadata, as pure functions from record to record.
 
     OPEN ──► IN_RECOVERY ──► CLOSED        and OPEN ──► CLOSED only by the writer; no state follows CLOSED
 
@@ -72,13 +72,13 @@ def bookies_replaced(ledger: LedgerMetadata, replaced: Mapping[tuple[int, str], 
 def is_finished(ledger: LedgerMetadata, fragment: Fragment) -> bool:
     """Return whether it is certain which entries the fragment has: the ledger is closed, or another fragment follows.
 
-    The next fragment begins at LAC + 1, so all entries of this one are confirmed.
+    A fragment is followed by another only from LAC + 1 on, so all its entries are confirmed.
     """
     return ledger.is_closed or fragment.first_entry_id != ledger.last_fragment.first_entry_id
 
 
 def entries_of(ledger: LedgerMetadata, fragment: Fragment) -> tuple[int, int]:
-    """Return the first and last entry of a finished fragment, both inclusive; the last is below the first if it is empty."""
+    """Return the first and last entry of a finished fragment, both inclusive; the last is below the first when it is empty."""
     assert is_finished(ledger, fragment), f"{fragment} of ledger {ledger.ledger_id} is open"
     following = [other.first_entry_id for other in ledger.fragments if other.first_entry_id > fragment.first_entry_id]
     if following:

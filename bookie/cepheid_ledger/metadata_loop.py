@@ -61,12 +61,12 @@ async def change_ledger(
 ) -> FoundLedger:
     """Return the record that is finally in place. `together` are created in the same write (rule 2).
 
-    Raises errors of `plan`, NoSuchLedgerError, TimeoutError, MetadataError.
+    Raises what `plan` raises, NoSuchLedgerError, TimeoutError, MetadataError.
 
     After TimeoutError, StoreClosedError, and an error with `outcome_unknown`, the change may be in force, or may still come
     into force.
     """
-    doubtful_version: int | None = None  # an attempt on this version has an unknown outcome; on another version it is decided
+    doubtful_version: int | None = None  # an attempt on this version has an unknown outcome; on another it is decided
     async with asyncio.timeout(settings.metadata_timeout_s):
         while True:
             changed = plan(known.record)

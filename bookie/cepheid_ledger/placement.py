@@ -34,7 +34,7 @@ from cepheid_ledger.rack_spread import (
     weights_by_free_space,
 )
 
-_NAMED = 5  # bookies named in an error message
+_NAMED = 5  # bookies in the text of an error
 
 
 class Placement(Protocol):

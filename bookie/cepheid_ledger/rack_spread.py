@@ -71,15 +71,15 @@ def weights_by_free_space(bookies: Iterable[str], free_bytes: Mapping[str, int])
     middle = len(known) // 2
     median = known[middle] if len(known) % 2 else (known[middle - 1] + known[middle]) / 2
     most = max(1.0, _MOST_OF_MEDIAN * median)
-    return {name: min(most, max(1.0, float(free_bytes.get(name, known[0])))) for name in names}  # a full disk remains a last resort
+    return {name: min(most, max(1.0, float(free_bytes.get(name, known[0])))) for name in names}  # a full disk remains a last choice
 
 
 def choose_candidates(
     chosen: Sequence[Candidate], candidates: Sequence[Candidate], size: int, rng: random.Random, *, most_of_rack: int | None = None
 ) -> list[Candidate]:
-    """Return `chosen` with enough candidates to make it `size`, spread evenly over racks, then over regions.
+    """Return `chosen` with as many of the candidates as make it `size`, spread evenly over racks, then over regions.
 
-    It returns fewer if there are no more, or none whose rack has fewer than `most_of_rack`.
+    It returns fewer when there are no more, or none whose rack has fewer than `most_of_rack`.
     """
     picked, left = list(chosen), list(candidates)
     racks = Counter(candidate.rack for candidate in picked)
@@ -99,7 +99,7 @@ def choose_candidates(
 
 
 def arrange(candidates: Sequence[Candidate], write_quorum: int, rng: random.Random) -> tuple[str, ...]:
-    """Return the bookies in an order that minimizes shared racks within write sets, then shared regions."""
+    """Return the bookies in an order in which write sets share as few racks as possible, and then as few regions."""
     size = len(candidates)
     shuffled = rng.sample(list(candidates), size)
     if write_quorum < size:
@@ -132,7 +132,7 @@ def best_for_vacancy(
 ) -> list[Candidate]:
     """Return the candidates that repeat the fewest racks, and then regions, of the other copies in their write sets.
 
-    `strict`: only those that repeat no rack. Members of the ensemble whose rack is unknown do not matter.
+    `strict`: only those that repeat no rack. A member of the ensemble whose rack is unknown prevents no choice.
     """
     if strict:
         candidates = [one for one in candidates if not _repeated_at(vacancy, one.rack, racks)[0]]

@@ -1,6 +1,6 @@
 """Closes a ledger whose writer is gone, or is to be shut out.
 
-    metadata: IN_RECOVERY ──► fence ──► read from the LAC on, write back what is found ──► metadata: CLOSED at that end
+    metadata: IN_RECOVERY ──► fence ──► read on from LAC, write back what is there ──► metadata: CLOSED at what was found
 
 Rules 6 to 10 of the README. The last fragment of that version of the record which says IN_RECOVERY is fenced, and read to its
 end: from then on the writer can neither change the ensemble nor close. A recovery that dies or gives up leaves IN_RECOVERY,
@@ -125,7 +125,7 @@ class Recovery:
         if found.record.is_closed:
             return found, None
         last_add_confirmed = await self._fence(found.record)
-        # A LAC below the fragment's start is possible (the fragment is empty): earlier entries are confirmed by rule.
+        # A LAC below the fragment's start is possible (the fragment is empty): what is before it is confirmed by rule.
         start = max(last_add_confirmed, found.record.last_fragment.first_entry_id - 1) + 1
         write_back = WriteBack(found.record, start, self._channel_of, self._placement)
         try:

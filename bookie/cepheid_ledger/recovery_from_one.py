@@ -61,7 +61,7 @@ class RecoveryFromOne(Recovery):
         self._answers: dict[str, str] = {}
         self._own_words: dict[str, Status | None] = {}  # each bookie's last answer other than yes or no
         self._is_covered = False
-        self._silent: set[str] = set()  # bookies that did not answer at all
+        self._silent: set[str] = set()  # the bookies that did not answer at all
         self._is_decided = True
 
     async def preview(self) -> RecoveryPreview:
@@ -89,7 +89,7 @@ class RecoveryFromOne(Recovery):
         )
 
     def _needed_bookies(self, ledger: LedgerMetadata) -> int:
-        """Return how many bookies an ack quorum of each write set lacks, given those that answered and possible replacements."""
+        """Return how many bookies an ack quorum of each write set lacks, of those that answered and their possible replacements."""
         ensemble = ledger.last_fragment.ensemble
         usable = [bookie not in self._silent for bookie in ensemble]
         windows = [write_set_positions(first, ledger.ensemble_size, ledger.write_quorum) for first in range(ledger.ensemble_size)]

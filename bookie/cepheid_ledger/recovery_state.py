@@ -2,9 +2,9 @@
 
     fencing LAC reads ──► FenceCoverage ──covered──► recovery reads ──► RecoveryReads ──► present, present, …, absent
 
-Three answers are distinguished everywhere: a valid copy, a *certain* no, and unknown. One copy makes an entry present;
-Qw - Qa + 1 certain noes from its write set make it absent, since fewer than Qa bookies can then ever hold it: the noes come
-from fencing reads, and a fenced bookie no longer accepts it. Unknown counts for nothing.
+Three answers are kept apart everywhere: a valid copy, a *certain* no, and unknown. One copy makes an entry present;
+Qw - Qa + 1 certain noes of its write set make it absent, since then fewer than Qa bookies can ever hold it: the noes come
+from fencing reads, and a fenced bookie takes it no more. Unknown counts for nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FenceCoverage:
 
 
 class RecoveryReads:
-    """Decides entries from `first_entry_id` on, strictly in the order of their ids.
+    """Entries from `first_entry_id` on, decided strictly in the order of their ids.
 
     Copies of entries above the first absent one are ignored: a hole is legal, as such entries were written in part.
     """

@@ -151,7 +151,7 @@ class StreamEndedError(ConnectionError):
 
 
 def is_unknown_method(error: BaseException) -> bool:
-    """Return whether the bookie is of a release without this stream."""
+    """Whether the bookie is of a release without this stream."""
     if isinstance(error, grpc.aio.AioRpcError):
         return error.code() is grpc.StatusCode.UNIMPLEMENTED
     return isinstance(error, StreamEndedError) and error.code is grpc.StatusCode.UNIMPLEMENTED

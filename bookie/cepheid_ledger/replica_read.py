@@ -145,7 +145,7 @@ async def _read_from(
             async for answer in answers:
                 for group in answer.groups:
                     if group.ledger_id != request.ledger_id or group.first_entry_id != expected:
-                        break  # a gap: later entries are not consecutive
+                        break  # a gap: what follows is not consecutive
                     group.verify()
                     groups.append(group)
                     expected = group.last_entry_id + 1

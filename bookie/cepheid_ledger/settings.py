@@ -143,5 +143,5 @@ class LedgerSettings(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def silent_call_s(self) -> float:
-        """How long the transport waits for the answer to a LAC request, or for one chunk of a read."""
+        """How long the transport waits for the answer of a LAC request, or for one chunk of a read."""
         return _TRANSPORT_FACTOR * max(self.read_timeout_s, self.recovery_timeout_s, self.speculative_read_s)

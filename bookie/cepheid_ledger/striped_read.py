@@ -3,7 +3,7 @@
     E = 4, Qw = 2      entry       0    1    2    3    4    5
     asked first        b           0    1              4    5        each id is on one of them, and as few as possible are asked
                        d                     2    3
-    d fails at 2       c (and a)        1    2                        the next of that entry's write set, for missing entries
+    d fails at 2       c (and a)        1    2                        the next of that entry's write set, for what is missing
 
 Rule 1: the result is a run without a gap from the first entry on; it ends before the first entry that no bookie returned.
 Rule 2: only an entry's own write set is asked and trusted for it: others never had it, and their "no" means nothing.

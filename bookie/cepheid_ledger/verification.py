@@ -1,6 +1,6 @@
 """Reads, checks and compares every replica of every entry of a ledger.
 
-    window of ids ──► every bookie of the fragment: its valid copies and their digests ──► Findings
+    window of ids ──► every bookie of the fragment: which of its copies are valid, and their digests ──► Findings
 
 Rules:
 1. No replica decides alone: a copy is judged by its own digest, and valid copies by each other. If they differ, those that the
@@ -243,7 +243,7 @@ def _findings_at(replica: _Replica, valid_of: bytearray, first: int) -> Iterator
     reason = ""
 
     def kind(index: int) -> tuple[int, bool]:
-        """Return the kind of problem. A divergent copy that differs from a majority can be repaired, another one cannot."""
+        """A divergent copy that the majority contradicts can be repaired, another one cannot."""
         return replica.copies[index], replica.copies[index] == Copy.DIVERGENT and valid_of[index] > 0
 
     for (ailment, _), run in groupby(range(len(replica.copies)), key=kind):

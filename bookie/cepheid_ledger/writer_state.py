@@ -1,7 +1,7 @@
 """The decisions of the writer of an open ledger about its entries, without I/O (rules 1-5 of the README).
 
     append ──► SendAdd ──► on_added ──► Confirm                strictly in order, once Qa bookies hold it
-                  └──► on_add_failed ──► ChangeEnsemble            the driver looks for other bookies; on_leave requests the same
+                  └──► on_add_failed ──► ChangeEnsemble            the driver looks for other bookies; on_leave asks for the same
                                              ├─ begin_change ──► metadata ──► on_ensemble_changed ──► SendAdd(newcomers)
                                              └─ on_change_impossible ──► continues without them, or FailLedger
 
@@ -149,7 +149,7 @@ class WriterState:
 
     @property
     def unusable(self) -> tuple[str, ...]:
-        """Bookies that must not be chosen as replacements: they are or were in the ensemble."""
+        """Bookies that must not be chosen as replacements: they are in the ensemble, or were in it before."""
         return (*self._acked_through, *self._departed)
 
     @property
@@ -218,7 +218,7 @@ class WriterState:
         trace."""
         assert self._change_wanted
         assert not self.failed_for_good
-        self._failed.update(self._dropped)  # what they acknowledged no longer counts: the change may replace them
+        self._failed.update(self._dropped)  # what they acknowledged stops counting: the change may replace them
         self._begun = BegunChange((*self._failed, *self._left_now()), self.last_add_confirmed + 1)
         return self._begun
 

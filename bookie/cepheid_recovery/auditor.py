@@ -1,8 +1,8 @@
-"""The auditor finds ledgers that lack copies and marks them. One process of the cluster is the auditor.
+"""Finds ledgers that lack copies, and marks them. One process of the cluster is the auditor.
 
     election ──► every poll: which are registered? ──► lost for longer than the grace period, draining, back ──► walk over ledgers
                                                                                     │
-    each record: bookies that lack copies ──► mark, by compare-and-set ◄────────────┘ ──► cluster figures: the audit record
+    each record: bookies that lack copies ──► mark, by compare-and-set ◄────────────┘ ──► figures of the cluster: the audit record
 
 Rules:
 1. A bookie is lost when it has been unregistered for `grace_s`, while this process was connected to metadata all that time. So
@@ -82,7 +82,7 @@ _POLLS_UNTIL_KNOWN = 2
 _MAX_CHECKS = 50_000
 """Ledgers whose copies wait to be read. Those beyond the limit are found by samples, or when a bookie is back."""
 _MARKS_READ = 100
-"""Marks that each poll reads again, in turn: workers note in them what they could not do."""
+"""Marks that are read again at each poll, in turn: workers note in them what they could not do."""
 
 
 _CopyToRead = tuple[int, int, str]
@@ -128,7 +128,7 @@ class _Walk:
     holdings: dict[str, BookieHoldings] = field(default_factory=dict)
     closed: set[int] = field(default_factory=set)
     new: list[tuple[LedgerMetadata, Shortage]] = field(default_factory=list)
-    counted: set[int] = field(default_factory=set)  # ledgers that lack copies but are not marked, because repair is off
+    counted: set[int] = field(default_factory=set)  # ledgers that lack copies and are not marked, because repair is off
 
 
 class Auditor:
@@ -196,7 +196,7 @@ class Auditor:
         self._emptied_walked: dict[str, str] = {}  # those that the last walk knew
         self._next_walk = 0.0
         self._marked: dict[int, _Marked] = {}
-        self._reasons: dict[tuple[tuple[str, ShortReason], ...], dict[str, ShortReason]] = {}  # shared by thousands of marks
+        self._reasons: dict[tuple[tuple[str, ShortReason], ...], dict[str, ShortReason]] = {}  # thousands of marks share a few
         self._rates: deque[tuple[float, int]] = deque()
         # Ledgers whose copies are to be read. The newest come first: they were open most recently.
         self._checks: deque[tuple[int, list[_CopyToRead]]] = deque(maxlen=_MAX_CHECKS)
@@ -227,7 +227,7 @@ class Auditor:
             await self._wait(self._settings.poll_s)
 
     async def _is_elected(self) -> bool:
-        """Become the auditor if there is none; return whether this process is it. Raises MetadataError."""
+        """Become the auditor if there is none. Raises MetadataError."""
         if not self._settings.enabled:
             return False
         if not await self._election.stand():
@@ -242,7 +242,7 @@ class Auditor:
         self.statistics.is_auditor = True
         try:
             found = await self._audits.get(None)
-        except CorruptRecordError:  # already logged; it is written again after the first walk
+        except CorruptRecordError:  # it is logged, and written again after the first walk
             found = None
         self.audit = None if found is None else found.record
         self._runs = {} if self.audit is None else dict(self.audit.runs)
@@ -334,7 +334,7 @@ class Auditor:
             below = 0 if found is None else found.record.limbo_below or 0
             if found is None or not below:
                 continue
-            self._disks[bookie] = disks = f"{found.record.incarnation}.{below}"  # the name differs for each loss
+            self._disks[bookie] = disks = f"{found.record.incarnation}.{below}"  # no two losses leave the same name
             if self.audit is None or self.audit.refilled.get(bookie) != disks:
                 emptied[bookie] = below
         return emptied
@@ -421,7 +421,7 @@ class Auditor:
                 await self._create_marks(walk)
 
     def _find_bad_placement(self, walk: _Walk, ledger: LedgerMetadata) -> Shortage | None:
-        """Count a ledger that could be spread over more racks; return the copies to move while the walk may mark more."""
+        """Count a ledger that could be spread over more racks; return what should move, for as many as a walk may mark."""
         racks = self._state.racks()
         if not racks:
             return None
@@ -455,11 +455,11 @@ class Auditor:
         self._on_marked()
 
     async def _renew(self, ledger: LedgerMetadata, shortage: Shortage) -> None:
-        """Add to a mark that probably exists. Every change raises its version, so that no worker removes an unknown mark."""
+        """Add to a mark that probably exists. Every change raises its version, so that no worker removes what it does not know."""
         while True:
             try:
                 found = await self._marks.get(ledger.ledger_id)
-            except CorruptRecordError:  # already logged; the walk has its content
+            except CorruptRecordError:  # it is logged; the walk knows what belongs there
                 await self._marks.delete(ledger.ledger_id, None)
                 continue
             except NewerFormatError:
@@ -605,7 +605,7 @@ class Auditor:
                 self._note(ledger_id, found.record)
 
     async def _mark_of(self, ledger_id: int) -> Found[RepairMark] | None:
-        """Return a ledger's mark if it has a readable one. Raises MetadataError."""
+        """Return a ledger's mark, if it has one that can be read. Raises MetadataError."""
         try:
             return await self._marks.get(ledger_id)
         except (CorruptRecordError, NewerFormatError) as error:

@@ -1,4 +1,4 @@
-"""Determines whether a bookie has caught up after its start. A rolling restart waits for that before it stops the next bookie.
+"""Whether a bookie has caught up after its start. A rolling restart waits for that before it stops the next bookie.
 
     start ──► its copies were checked (auditor) ──► no ledger of the cluster lacks a copy ──► caught up
       └───────────────────────── timeout, logged ─────────────────────────────────────────────────┘
@@ -42,13 +42,13 @@ _MARKS_READ = 100
 
 
 def is_short_where_open_alone(mark: RepairMark) -> bool:
-    """Return whether the ledger lacks copies only in its last fragment, of entries that another bookie has (rule 4)."""
+    """Return whether all that the ledger lacks is copies in its last fragment, of entries that another bookie has (rule 4)."""
     lacks = any(why is not ShortReason.PLACEMENT for why in mark.bookies.values())
     return lacks and mark.short_entries == 0 and mark.lost_entries == 0 and mark.copies_left > 0
 
 
 def what_is_missing(audit: Audit | None, off: RepairSwitch | None, bookie_id: str, run: str, *, excused: int = 0) -> str:
-    """Return why a bookie has not caught up; empty if it has.
+    """Return why a bookie has not caught up, empty if it has.
 
     `run` is the name of its run in the audit, `excused` the number of ledgers that do not delay it although they lack copies.
     """

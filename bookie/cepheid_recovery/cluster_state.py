@@ -31,7 +31,7 @@ class ClusterState:
         self._switch = repair_switch(store)
         self.draining: frozenset[str] = frozenset()
         self.off: RepairSwitch | None = None
-        """The operator's order to stop repair, while it is in force."""
+        """The operator's order to repair nothing, while it is in force."""
 
     async def refresh(self) -> None:
         """Read the switch and the draining bookies. Raises MetadataError."""

@@ -49,7 +49,7 @@ from cepheid_recovery.settings import RecoverySettings
 log = logging.getLogger(__name__)
 
 _BYTES_PER_S = 16 << 20
-"""Bytes of copies that one process reads per second, on average."""
+"""Bytes of copies that one process reads in a second, on average."""
 _PART_BYTES = 32 << 20
 """Limit of the bytes read without a pause."""
 _BEGIN_AFTER_S = 10.0

@@ -28,7 +28,7 @@ def recovery_families(auditor: Auditor, worker: ReplicationWorker, checker: Copy
     yield counter("cepheid_repair_copied_entries_total", "Copies of entries written by this process.", work.entries)
     yield counter("cepheid_repair_copied_bytes_total", "Bytes of copies written by this process.", work.size_bytes)
     yield gauge("cepheid_repair_in_work", "Ledgers that this process is repairing.", work.in_work)
-    waiting = "Ledgers of the cluster that were closed by recovery and whose copies are not checked yet."
+    waiting = "Ledgers of the cluster that were closed by recovery, and whose copies were not checked since."
     yield gauge("cepheid_repair_unchecked_ledgers", waiting, checker.statistics.waiting)
     checked = "Ledgers closed by recovery whose copies this process has all checked."
     yield counter("cepheid_repair_checked_ledgers_total", checked, checker.statistics.ledgers)
@@ -38,7 +38,7 @@ _NO_AUDIT = Audit(finished_at_ms=0, ledgers=0, short=ShortFigures(), bookies={})
 
 
 def audit_families(audit: Audit | None) -> Iterator[Family]:
-    """Return the cluster's figures as the auditor saved them; zeros before the first walk."""
+    """Return the cluster's figures, as the auditor saved them; zeros before the first walk."""
     audit = audit or _NO_AUDIT
     short = audit.short
     yield gauge("cepheid_repair_short_ledgers", "Ledgers that lack copies.", short.ledgers)
@@ -52,4 +52,4 @@ def audit_families(audit: Audit | None) -> Iterator[Family]:
     yield gauge("cepheid_repair_badly_placed_ledgers", "Ledgers that could be spread over more racks.", audit.badly_placed)
     ended = "Unix time in seconds at which the last walk over all ledgers ended; 0: none has ended."
     yield gauge("cepheid_repair_walk_ended_seconds", ended, audit.finished_at_ms // 1000)
-    yield gauge("cepheid_repair_audited_ledgers", "Ledgers seen by the last walk.", audit.ledgers)
+    yield gauge("cepheid_repair_audited_ledgers", "Ledgers that the last walk saw.", audit.ledgers)

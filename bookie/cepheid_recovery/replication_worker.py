@@ -1,6 +1,6 @@
 """Copies the missing entries of marked ledgers, and removes the marks.
 
-    marks ──some at a time, most endangered first──► lock ──► record at version w ──► copy ──► one write, only if still w:
+    marks ──some at a time, most endangered first──► lock ──► record at version w ──► copy ──► one write, only if it is still w:
                                                                                         new ensemble, mark and lock removed
 
 Rules:
@@ -122,7 +122,7 @@ class ReplicationWorker:
         ports: Ports,
     ) -> None:
         self._lock_record = RepairLock(worker=f"{name} {ports.random.getrandbits(32):08x}")
-        self._locked: set[int] = set()  # ledgers that are queued or in progress
+        self._locked: set[int] = set()  # ledgers that are queued or in work
         self._name = name
         self._store = store
         self._client = client
@@ -197,7 +197,7 @@ class ReplicationWorker:
             # All workers start with the most endangered ledgers. Those that others have locked are tried last: a failed attempt
             # costs several requests, but a lock may be one of this worker's own whose answer was lost.
             names = await list_names(self._store, keys.REPAIR_LOCKS_KEY)
-            locked = {int(name) for name in names if name.isdecimal()}  # others belong to checks
+            locked = {int(name) for name in names if name.isdecimal()}  # others are of checks
             candidates.sort(key=locked.__contains__)
             part, candidates = candidates[:_LOCKED_TOGETHER], candidates[_LOCKED_TOGETHER:]
             mine = await self._lock(part)
@@ -277,7 +277,7 @@ class ReplicationWorker:
             pass  # it ends with the session at the latest
 
     async def _repair(self, ledger_id: int) -> bool:
-        """Repair the ledger; return whether the mark is removed. Raises LedgerError, MetadataError, TimeoutError."""
+        """Return whether the mark is gone. Raises LedgerError, MetadataError, TimeoutError."""
         not_recovered = ""
         for _ in range(_ATTEMPTS):
             mark, ledger = await asyncio.gather(self._marks.get(ledger_id), self._ledgers.get(ledger_id))
@@ -289,7 +289,7 @@ class ReplicationWorker:
                 still_away: list[Op] = [
                     Create(key, b""),
                     Delete(key, 0),
-                ]  # it may be restored, and with its mark what it lacks is still known
+                ]  # it may be brought back, and its mark with it is what it lacks
                 try:
                     await self._store.multi(
                         [*still_away, self._marks.delete_op(ledger_id, mark.version), self._locks.delete_op(ledger_id, 0)]
@@ -326,9 +326,9 @@ class ReplicationWorker:
         return plan_repair(ledger, mark, state.registered(), state.draining, choose, state.racks(), lost=lost)
 
     def _may_recover(self, ledger: LedgerMetadata, mark: RepairMark, open_bookies: Sequence[str]) -> bool:
-        """Return whether an open ledger has named one of these bookies for longer than a living writer would allow.
+        """Return whether an open ledger has named one of these bookies for longer than a living writer would let it.
 
-        A writer that finds no spare bookie keeps the lost one, so that time counts only while there is a spare.
+        A writer that finds no spare bookie keeps the lost one: so that time counts only while there is a spare.
         """
         marked_ms, before = self._open_since.pop(ledger.ledger_id, (mark.since_ms, {}))
         if marked_ms != mark.since_ms:
@@ -348,7 +348,7 @@ class ReplicationWorker:
         return self._placement.replacement(ensemble, excluded, doubtful=False, vacancy=vacancy) is not None
 
     async def _recover(self, ledger_id: int) -> str:
-        """Close a ledger without a writer. Return why that is not possible now, or an empty string. Raises MetadataError."""
+        """Close a ledger without a writer. Return why that is not possible now, or nothing. Raises MetadataError."""
         try:
             await self._client.recover(ledger_id)
         except (LedgerError, TimeoutError) as error:
@@ -377,10 +377,10 @@ class ReplicationWorker:
     def _blame(self, error: CopyFailedError, part: FragmentRepair) -> None:
         bookie = error.facts.get("bookie")
         if bookie in part.moves.values():
-            self._placement.quarantine(str(bookie))  # the next attempt uses another target
+            self._placement.quarantine(str(bookie))  # the next attempt takes another target
 
     async def _copy(self, ledger: LedgerMetadata, mark: RepairMark, part: FragmentRepair, attempt: _Attempt) -> None:
-        """Bring one fragment's copies to their bookies. Raises CopyFailedError."""
+        """Bring one fragment's copies to where they belong. Raises CopyFailedError."""
         fragment, turn = part.fragment, self._ports.random.randrange(ledger.ensemble_size)
         away = frozenset(fragment.ensemble[position] for position in part.moves) - self._state.registered()
         for target in (*part.moves.values(), *(fragment.ensemble[position] for position in part.checks)):
@@ -528,19 +528,19 @@ class ReplicationWorker:
 
 
 def _is_to_check(mark: RepairMark, bookie: str, part: FragmentRepair) -> bool:
-    """Return whether the mark requests a check of this bookie's copies of the fragment."""
+    """Return whether the mark wants this bookie's copies of the fragment checked."""
     runs = mark.entries_to_check(bookie)
     return runs is None or any(run.first <= part.last_entry_id and run.last >= part.first_entry_id for run in runs)
 
 
 def last_entry_at(position: int, ledger: LedgerMetadata, first: int, last: int) -> int | None:
-    """Return the last of these entries with a copy at this position; None: there is none."""
+    """Return the last of these entries that has a copy at this position; None: there is none."""
     runs = runs_at(position, first, last, ledger.ensemble_size, ledger.write_quorum)
     return runs[-1][1] if runs else None
 
 
 def _not_in(runs: Sequence[tuple[int, int]], known: Sequence[EntryRun]) -> list[tuple[int, int]]:
-    """Return the parts of `runs` that `known` does not contain."""
+    """Return the parts of `runs` that `known` does not have."""
     parts = list(runs)
     for run in known:
         parts = [

@@ -37,7 +37,7 @@ class Retries:
         self._waiting = {ledger_id: retry for ledger_id, retry in self._waiting.items() if ledger_id in listed}
 
     def clear(self) -> None:
-        """Forget all failures: every ledger is due, and pauses begin again at the first one."""
+        """Forget all failures: every ledger is due, and the next pause is the first one again."""
         self._waiting.clear()
 
     def due(self, ledger_ids: Iterable[int], now_s: float) -> list[int]:

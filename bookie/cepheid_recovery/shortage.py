@@ -16,7 +16,7 @@ from cepheid_metadata import BookieHoldings, Fragment, LedgerMetadata, ShortReas
 class BookiesSeen:
     """The auditor's view of the bookies at one moment.
 
-    `waiting`: not registered, but their grace period is not over. `emptied`: bookies that lost their disk and are not refilled
+    `waiting`: not registered, but their grace period is not over. `emptied`: bookies that lost their disk and were not refilled
     yet, with the ledger id below which they lost everything.
     """
 
@@ -61,7 +61,7 @@ def find_shortage(ledger: LedgerMetadata, seen: BookiesSeen) -> Shortage | None:
 
 
 def measure(ledger: LedgerMetadata, reasons: Mapping[str, ShortReason], registered: Collection[str]) -> Shortage:
-    """Return the figures of a ledger with known `reasons`. A draining bookie that runs still has its copies."""
+    """Return the figures of a ledger whose `reasons` are known. A draining bookie that runs still has its copies."""
     gone = {
         bookie
         for bookie, reason in reasons.items()

@@ -26,7 +26,7 @@ MASTER_KEY_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class AddRequest:
-    """A group to store. `recovery` adds pass the fence and overwrite equal bytes.
+    """One group to store. `recovery` adds pass the fence and overwrite equal bytes.
 
     `background` adds are copies by repair. The bookie admits them at the pace that other adds leave, and refuses them
     if free space is short, `recovery` or not. A bookie of an older release stores them like any add. One ledger's adds on one
@@ -43,7 +43,7 @@ class AddRequest:
 class AddAnswer:
     """The outcome of entries `first..last` (inclusive) of a ledger. OK: all of them are durable here.
 
-    For one ledger the answers on one stream have the order of its requests; an answer may cover a part of a request,
+    For one ledger the answers of one stream come in the order of its requests; an answer may cover a part of a request,
     or several requests.
     """
 
@@ -122,7 +122,7 @@ class ReadAnswer:
 
 @dataclass(frozen=True, slots=True)
 class MissingEntries:
-    """Entries `first..last` that are not returned, because of a certain no (`status.certain_no`) or for an unknown reason."""
+    """Entries `first..last` that are not returned, and whether that is a certain no (`status.certain_no`) or unknown."""
 
     first_entry_id: int
     last_entry_id: int

@@ -52,7 +52,7 @@ class MessageKind(IntEnum):
 
 
 class NewerFormatError(MalformedGroupError):
-    """The peer uses a format that this process does not know."""
+    """The peer writes a format that this process does not know."""
 
     hint = "upgrade this process before its peers"
 
@@ -194,7 +194,7 @@ def decode_add_answers(data: Buffer) -> list[AddAnswer]:
 def encode_lac_request(request: LacRequest) -> bytes:
     """Encode: version (1), kind = 3 (1), ledger id (8), flags (1; bit 0: fence), key bytes k (1), master key (k).
 
-    Formats 2 and 3 append: above (8, signed), wait in milliseconds (4). Format 3 also: ticket bytes t (2), ticket (t).
+    In formats 2 and 3 these follow: above (8, signed), wait in milliseconds (4). In format 3: ticket bytes t (2), ticket (t).
     """
     version = _TICKET_FORMAT if request.ticket else _WAITING_FORMAT if request.wait_ms > 0 else FORMAT_VERSION
     flags = _FLAG if request.fence else 0

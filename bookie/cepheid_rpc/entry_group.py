@@ -158,7 +158,7 @@ def encode_group(
 ) -> EntryGroup:
     """Encode payloads as entries `first_entry_id`, … (ids without gaps) in one new buffer.
 
-    `length_before` is the ledger's length in payload bytes before the first entry; the group's last header holds the new one.
+    `length_before` is the ledger's length in payload bytes up to the entry before; the group's last header holds the new one.
     """
     parts: list[Buffer] = []
     ends: list[int] = []

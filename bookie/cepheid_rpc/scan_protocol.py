@@ -4,7 +4,7 @@
     bookie ──► proof (16): only a process that knows the token can compute it, whatever else may listen there
     client ──► token (16) │ length (4) │ read request (codec)
     bookie ──► frames: kind (1) │ bytes of the body (4) │ first entry id (8) │ last entry id (8) │ body
-    client ──► one byte for each PLACE that it has read
+    client ──► one byte for each place (PLACE) that it has read
 
     1 ANSWER   a read answer (codec): entries that are not a whole block on disk, missing ones, a refusal; its ids are not used
     2 BLOCKS   blocks of the entry log, laid end to end, with exactly these entries

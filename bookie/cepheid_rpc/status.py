@@ -1,6 +1,6 @@
 """Statuses of a bookie, in three classes that must never be mixed.
 
-Rule 1: `certain_no` means "I never acknowledged it". If a bookie is not sure, the answer is *unknown*: mixing the two loses data.
+Rule 1: `certain_no` means "I never acknowledged it". Whatever a bookie is not sure of is *unknown*: mixing the two loses data.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def cure(finding: Finding, ack_quorum: int) -> str:
             return f"{finding.valid} others agree with each other: cepheid ledgers verify --repair copies them over this one"
         return "the copies contradict each other: keep every disk as it is and report it; readers get whichever they ask first"
     if finding.ailment is Copy.UNREADABLE:
-        return f"start {finding.bookie} or look into its log, then verify again: nothing is known of these copies"
+        return f"start {finding.bookie} or check its log, then verify again: nothing is known of these copies"
     if finding.valid == 0:
         return "no valid copy was seen: bring back the bookies or disks that are away, if there are any"
     if finding.valid < ack_quorum:
