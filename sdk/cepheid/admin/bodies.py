@@ -88,7 +88,7 @@ class IsolationBody(TypedDict, total=False):
 
 
 class LeaderRecord(TypedDict, total=False):
-    """Ephemeral: which broker balances the load of the cluster."""
+    """Ephemeral: the broker that balances the load of the cluster."""
 
     format: int
     broker_id: Required[str]
