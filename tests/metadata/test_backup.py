@@ -253,7 +253,7 @@ def _cut(lines: list[bytes]) -> list[bytes]:
     ("damage", "error"),
     [
         (lambda lines: [], "the backup is empty"),
-        (lambda lines: lines[:-1], "is cut off after line"),
+        (lambda lines: lines[:-1], "ends after line"),
         (_cut, "cannot be read"),
         (lambda lines: [*lines[:3], *lines[4:]], "was changed: its checksum"),
         (lambda lines: [line.replace(b"c0ffee", b"c0ffed") for line in lines], "was changed: its checksum"),
