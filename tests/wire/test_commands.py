@@ -62,8 +62,8 @@ def test_every_command_type_has_a_body() -> None:
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        (b"\xff", "are no command"),
-        (bytes.fromhex("08065205"), "are no command"),  # cut off
+        (b"\xff", "are not a valid command"),
+        (bytes.fromhex("08065205"), "are not a valid command"),  # cut off
         (b"", "without a type"),
         (bytes.fromhex("0863"), "without a type that we know"),
         (bytes.fromhex("0812"), "PING without its body `ping`"),

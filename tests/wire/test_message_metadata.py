@@ -129,7 +129,7 @@ def test_a_batch_of_more_messages_than_its_payload_can_hold_is_refused(
 ) -> None:
     tail = encode_tail(metadata_with(num_messages_in_batch=count, **fields), bytes(payload_bytes))
     for read in (count_messages, read_metadata):
-        with pytest.raises(BadTailError, match=f"a batch of {count} messages, and its payload has room for"):
+        with pytest.raises(BadTailError, match=f"a batch of {count} messages, but its payload has room for"):
             read(tail)
 
 
