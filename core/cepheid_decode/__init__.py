@@ -1,4 +1,4 @@
-"""Stored entries to Arrow columns, without I/O, and the words that all readers of history share. pyarrow comes with first use."""
+"""Decodes stored entries to Arrow columns, without I/O, and defines what all readers of history share. Imports pyarrow lazily."""
 
 from cepheid_decode.counters import ScanCounters
 from cepheid_decode.errors import (

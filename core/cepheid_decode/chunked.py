@@ -1,9 +1,9 @@
-"""Messages that a producer sent in several entries: chunks of one uuid, which come in order but among those of other messages.
+"""Messages that a producer sent in several entries: chunks of one uuid, in order but interleaved with other messages.
 
-    entries    a0  b0  a1  m  b1  a2         a (of 3) is complete, and a row, at the entry a2: the task that reads a2 gives it out
+    entries    a0  b0  a1  m  b1  a2         a (of 3) is complete at the entry a2: the task that reads a2 returns it as a row
 
-A chunk that was sent again is left out; a message whose earlier chunks nobody can find is a bad record at its last chunk; one whose
-last chunk lies elsewhere is nobody's here.
+A chunk that was sent again is ignored; a message whose earlier chunks are not found is a bad record at its last chunk; a message
+whose last chunk is elsewhere is not returned here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from cepheid_decode.decode_payloads import MAX_CHUNKED_BYTES
 
-_REMEMBERED = 1000  # complete messages of which a chunk that comes again is known for a repetition
+_REMEMBERED = 1000  # complete messages of which a repeated chunk is recognized
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class _Started:
 
 
 class ChunkAssembler:
-    """Holds at most `limit_bytes` of messages that are not complete; the one begun first goes first."""
+    """Holds at most `limit_bytes` of incomplete messages; the one that was started first is dropped first."""
 
     def __init__(self, limit_bytes: int = MAX_CHUNKED_BYTES) -> None:
         self._limit_bytes = limit_bytes
@@ -47,11 +47,11 @@ class ChunkAssembler:
         self._complete: dict[bytes, None] = {}
 
     def misses_start_of(self, chunk: Chunk) -> bool:
-        """Whether chunks before this one are unknown here."""
+        """Whether the chunks before this one are unknown here."""
         return chunk.chunk_id > 0 and chunk.uuid not in self._started and chunk.uuid not in self._complete
 
     def add(self, chunk: Chunk) -> bytes | str | None:
-        """The whole payload, when this chunk completes it; why not, when it should and does not; else None."""
+        """Return the whole payload if this chunk completes it; why not, if it should and does not; otherwise None."""
         if chunk.chunk_id == 0 and chunk.num_chunks > 1:
             self._drop(chunk.uuid)
             self._started[chunk.uuid] = _Started(chunk.num_chunks, bool(chunk.sealed))
@@ -74,7 +74,7 @@ class ChunkAssembler:
         return None
 
     def take_over(self, earlier: ChunkAssembler) -> None:
-        """What was found in entries before all that were added here."""
+        """Add messages that were found in entries before all that were added here."""
         self._complete = {**earlier._complete, **self._complete}
         for uuid, started in earlier._started.items():
             if uuid not in self._started and uuid not in self._complete:
@@ -95,7 +95,7 @@ class ChunkAssembler:
             return "some of its chunks cannot be decrypted"
         announced = self._limit_bytes if chunk.sealed else chunk.total_bytes  # encryption makes chunks larger than announced
         if started.size_bytes + len(chunk.payload) > min(announced, self._limit_bytes):
-            limit = f"{chunk.total_bytes} bytes are announced, {self._limit_bytes} are kept at most"
+            limit = f"{chunk.total_bytes} bytes are announced, the limit is {self._limit_bytes}"
             return f"its first {chunk.chunk_id + 1} chunks have {started.size_bytes + len(chunk.payload)} bytes: {limit}"
         return None
 

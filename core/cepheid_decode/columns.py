@@ -1,6 +1,6 @@
-"""The columns of each mode: names, order and Arrow types, exactly as Spark's own `to_arrow_schema` makes them of the same columns.
+"""The columns of each mode: names, order and Arrow types, exactly as Spark's own `to_arrow_schema` creates them.
 
-Everything may be null, as Spark compares nullability too; times are microseconds in UTC; text and bytes have 32-bit offsets.
+All columns are nullable, because Spark compares nullability too; times are microseconds in UTC; text and bytes have 32-bit offsets.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cepheid_decode.scan_request import ReadMode, ScanSpec
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 PROPERTIES = pa.map_(pa.string(), pa.string())
-TYPED_PREFIX = "__"  # of what is not the schema's in typed rows
+TYPED_PREFIX = "__"  # of the columns that are not the schema's, in typed rows
 ERROR_COLUMN = "_error"
 
 MESSAGE_COLUMNS: Mapping[str, pa.DataType] = MappingProxyType(
@@ -61,22 +61,22 @@ DEFAULT_ENTRY_COLUMNS = tuple(ENTRY_COLUMNS)
 
 
 def arrow_schema(spec: ScanSpec) -> pa.Schema:
-    """Of the rows that `spec` asks for. Raises BadOptionError that lists the names when it asks for a column that is not there."""
+    """Return the schema of the rows that `spec` requests. Raises BadOptionError that lists the names if a column does not exist."""
     types = _types(spec)
     for name in spec.columns:
         if name not in types:
-            raise BadOptionError(f"no column '{name}' in {spec.mode.value} mode: there are {', '.join(types)}", column=name)
+            raise BadOptionError(f"no column '{name}' in {spec.mode.value} mode; available: {', '.join(types)}", column=name)
     return pa.schema([pa.field(name, types[name]) for name in spec.columns])
 
 
 def metadata_columns() -> Mapping[str, pa.DataType]:
-    """What typed rows can have besides the schema's columns."""
+    """Return the columns of typed rows besides the schema's."""
     columns = {f"{TYPED_PREFIX}{name}": kind for name, kind in MESSAGE_COLUMNS.items() if name != "value"}
     return {**columns, ERROR_COLUMN: pa.string()}
 
 
 def schema_columns(schemas: Sequence[SchemaVersion], reader_version: bytes | None) -> Mapping[str, pa.DataType]:
-    """What typed rows have of the schema. Raises BadOptionError: also for a field that would hide one of `metadata_columns`."""
+    """Return the schema's columns in typed rows. Raises BadOptionError, also if a field would hide one of `metadata_columns`."""
     from cepheid_decode.typed import typed_fields  # imports the schema libraries
 
     columns = {field.name: field.type for field in typed_fields(schemas, reader_version)}

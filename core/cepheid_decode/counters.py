@@ -1,4 +1,4 @@
-"""What a task read, for its one log line and for whoever asks."""
+"""What a task has read, for its log line and for callers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 class ScanCounters:
     entries: int = 0
     bytes: int = 0
-    messages: int = 0  # rows given out
-    markers: int = 0  # entries that are no message of a producer, left out
-    compacted_out: int = 0  # messages of batches that compaction took out, left out
-    bad_records: int = 0  # left out or given out as null
-    lost_entries: int = 0  # trimmed under the reader, with failOnDataLoss=false
-    retries: int = 0  # ranges asked for again, of another replica or later
-    damaged: int = 0  # answers of bookies whose digest did not match
+    messages: int = 0  # returned rows
+    markers: int = 0  # entries that are not messages of a producer, skipped
+    compacted_out: int = 0  # messages of batches that compaction removed, skipped
+    bad_records: int = 0  # skipped or returned as null
+    lost_entries: int = 0  # trimmed during the read, with failOnDataLoss=false
+    retries: int = 0  # ranges requested again, from another replica or later
+    damaged: int = 0  # responses of bookies with a wrong digest
     wait_s: float = 0.0  # for bookies
     decode_s: float = 0.0
     by_bookie: dict[str, int] = field(default_factory=dict)  # bytes

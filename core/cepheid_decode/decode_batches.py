@@ -1,4 +1,4 @@
-"""The messages of many batches at once. `decode_framing` guesses where they begin; here the guess is parsed and judged."""
+"""Parses the messages of many batches at once, and verifies where `decode_framing` guessed that they begin."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ PAYLOAD_SIZE = 3
 
 @dataclass(slots=True)
 class BatchMessages:
-    """All messages of all batches that hold, in order. `refused`: why, of the batches that do not."""
+    """All messages of all valid batches, in order. `refused`: why, for the invalid ones."""
 
-    data: Bytes  # what spans and payloads point into: the bytes given, or those and batches in plain form behind them
+    data: Bytes  # spans and payloads refer to it: the given bytes, perhaps followed by batches in plain form
     batch: Ints
     index: Ints
     fields: FieldTable
@@ -29,10 +29,10 @@ class BatchMessages:
 
 
 def parse_batches(data: Bytes, starts: Ints, ends: Ints, counts: Ints) -> BatchMessages:
-    """Batch i lies at `data[starts[i]:ends[i]]`, not compressed, and says that it has `counts[i]` ≥ 1 messages. They do not
-    overlap; `data` ends with `PADDING_BYTES` that belong to nobody."""
+    """Batch i is at `data[starts[i]:ends[i]]`, not compressed, and claims to have `counts[i]` ≥ 1 messages. Batches do not overlap;
+    `data` must end with `PADDING_BYTES` of padding."""
     refused: dict[int, str] = {}
-    lying = counts * MIN_MESSAGE_BYTES > ends - starts  # before memory is taken for what they say
+    lying = counts * MIN_MESSAGE_BYTES > ends - starts  # before allocating memory for the claimed count
     if lying.any():
         counts = counts.copy()
         for batch in np.flatnonzero(lying).tolist():
@@ -61,7 +61,7 @@ def _guess_unordered(data: Bytes, starts: Ints, ends: Ints, counts: Ints) -> Int
 
 
 def _parse_at(data: Bytes, starts: Ints, ends: Ints, counts: Ints, places: Ints) -> tuple[BatchMessages, Bools]:
-    """The messages at `places`, and the batches that these are not the messages of."""
+    """Return the messages at `places`, and the batches for which the places are wrong."""
     batch = np.repeat(np.arange(len(counts)), counts)
     limit = ends[batch]
     known = (places >= 0) & (places + SIZE_BYTES <= limit)
@@ -91,7 +91,7 @@ def _parse_at(data: Bytes, starts: Ints, ends: Ints, counts: Ints, places: Ints)
 def _judge(
     data: Bytes, starts: Ints, ends: Ints, counts: Ints, places: Ints, wrong: Bools, refused: dict[int, str]
 ) -> tuple[Bytes, Ints, Ints, Ints, Ints]:
-    """The same batches, those that were wrong in plain form behind the others, or refused and then without messages."""
+    """Return the same batches; those that were wrong are in plain form after the others, or are rejected and have no messages."""
     starts, ends, kept_counts = starts.copy(), ends.copy(), counts.copy()
     offsets = np.cumsum(counts) - counts
     parts: list[bytes] = []

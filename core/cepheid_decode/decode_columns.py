@@ -1,4 +1,4 @@
-"""Rows of messages as Arrow columns, each made when it is asked for."""
+"""Rows of messages as Arrow columns, each created when it is requested."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from cepheid_decode.decode_fields import Bools, Ints
 from cepheid_decode.decode_gather import as_text, gather
 from cepheid_decode.decode_rows import ALONE, EVENT_TIME, KEY, KEY_IS_BASE64, NULL_KEY, ORDERING_KEY, SEQUENCE_ID, MessageRows
 
-_MAX_TIME_MS = 253_402_300_799_999  # the end of the year 9999: so far go timestamps of Spark, and those of Python
+_MAX_TIME_MS = 253_402_300_799_999  # the end of the year 9999, the largest timestamp of Spark and of Python
 
 
 class DecodedMessages:
-    """Some messages of a piece in order. Columns are made when they are asked for, and once.
+    """Some messages of a piece in order. Columns are created when they are first requested.
 
-    `broken`: rows in which a column that was asked for cannot be shown (text that is no UTF-8, a key that is no base64): null.
+    `broken`: rows in which a requested column has an invalid value (text that is not UTF-8, a key that is not base64): null.
     """
 
     def __init__(self, rows: MessageRows) -> None:
@@ -40,14 +40,14 @@ class DecodedMessages:
         return len(self._rows)
 
     def keep(self, wanted: Bools) -> None:
-        """Only the rows that are `wanted`: for who finds out later that some are not."""
+        """Keep only the rows that are `wanted`: for callers that exclude rows later."""
         self._rows.keep(wanted)
         self._columns = {name: column.filter(pa.array(wanted)) for name, column in self._columns.items()}
         self.broken = {}
         self._used_entries = self._entry_codes = None
 
     def column(self, name: str) -> pa.Array:
-        """Of the type that MESSAGE_COLUMNS names."""
+        """Return a column, of the type in MESSAGE_COLUMNS."""
         found = self._columns.get(name)
         if found is None:
             found = self._columns[name] = getattr(self, f"_{name}")()
@@ -55,13 +55,13 @@ class DecodedMessages:
         return found
 
     def position(self, row: int) -> str:
-        """For errors: ledger:entry or ledger:entry:index."""
+        """Return ledger:entry or ledger:entry:index, for errors."""
         index = int(self._rows.batch_index()[row])
         place = f"{self._rows.piece.ledger_id}:{self._rows.entries.entry_ids[self._rows.entry_rows()[row]]}"
         return place if index == ALONE else f"{place}:{index}"
 
     def readable_values(self) -> pa.BinaryArray:
-        """The column `value`, null where it holds what nobody but the owner of a key can read."""
+        """Return the column `value`, null for payloads that are still encrypted."""
         values = self.column("value")
         if not self._rows.contexts:
             return values
@@ -69,15 +69,15 @@ class DecodedMessages:
         return pc.if_else(pa.array(encrypted), pa.scalar(None, pa.binary()), values)
 
     def value_places(self) -> tuple[Ints, Ints]:
-        """Where the bytes of each value begin and end in the buffer of the entries that were decoded together.
+        """Return where the bytes of each value begin and end in the buffer of the entries that were decoded together.
 
-        Values that had to be unpacked, joined or repaired lie behind these entries; null ones for which there are bytes, at -1."""
+        Values that were decompressed, joined or re-encoded are after these entries; null values that have bytes are at -1."""
         starts, ends, present = self._rows.payloads()
         hidden = ~present & (ends != starts)
         return np.where(hidden, -1, starts), np.where(hidden, -1, ends)
 
     def errors(self) -> pa.StringArray | None:
-        """Of each row what is wrong with it, null where nothing is; None: nothing is with any. As far as columns were made."""
+        """Return what is wrong with each row, null if nothing is; None if no row has errors. Only for columns created so far."""
         if not self.broken and not self._rows.reasons:
             return None
         texts = [self._rows.reasons.get(entry) for entry in self._rows.entry_rows().tolist()]
@@ -86,7 +86,7 @@ class DecodedMessages:
         return pa.array(texts, pa.string())
 
     def undecoded(self) -> tuple[Bools, dict[int, str]] | None:
-        """Rows that stand for an entry which could not be read as a whole, and why, by entry id. None: there are none."""
+        """Return the rows of entries that could not be read as a whole, and why, by entry id. None: there are none."""
         if not self._rows.reasons:
             return None
         mask = np.isin(self._rows.entry_rows(), list(self._rows.reasons))
@@ -95,12 +95,12 @@ class DecodedMessages:
 
     @property
     def versions(self) -> list[bytes]:
-        """The schema versions that occur, as entries name them; b"": none."""
+        """The schema versions that occur, as entries have them; b"": none."""
         return self._version_codes()[1]
 
     @property
     def version_codes(self) -> npt.NDArray[np.int32]:
-        """Of each row, an index into `versions`."""
+        """For each row, an index into `versions`."""
         return self._version_codes()[0]
 
     def _version_codes(self) -> tuple[npt.NDArray[np.int32], list[bytes]]:
@@ -109,7 +109,7 @@ class DecodedMessages:
         by_entry = named.indices.to_numpy(zero_copy_only=False).astype(np.int32)
         return by_entry[codes], named.dictionary.to_pylist()
 
-    # One method per column, found by its name.
+    # One method per column; `column` finds it by its name.
 
     def _key(self) -> pa.Array:
         return self._text("key", self._raw_key())
@@ -123,7 +123,7 @@ class DecodedMessages:
         values = raw.take(pa.array(rows)).dictionary_encode()
         decoded = [_from_base64(value) for value in values.dictionary.to_pylist()]
         for row in rows[[decoded[code] is None for code in values.indices.to_pylist()]].tolist():
-            self.broken[row] = "its key is marked as base64 and is none"
+            self.broken[row] = "its key is marked as base64 but is not"
         shown = pa.array(decoded, pa.binary()).take(values.indices)
         return pc.replace_with_mask(raw, pa.array(encoded), shown)
 
@@ -200,7 +200,7 @@ class DecodedMessages:
     def _replicated_from(self) -> pa.Array:
         return self._entry_text("replicated_from", entry_fields.REPLICATED_FROM)
 
-    # What they are made of.
+    # Helpers.
 
     def _raw_key(self) -> pa.BinaryArray:
         present = self._rows.present(KEY) & (self._rows.numbers(NULL_KEY) == 0)
@@ -209,7 +209,7 @@ class DecodedMessages:
     def _text(self, name: str, raw: pa.BinaryArray) -> pa.StringArray:
         text, broken = as_text(raw)
         for row in broken:
-            self.broken[row] = f"its {name} is no UTF-8"
+            self.broken[row] = f"its {name} is not UTF-8"
         return text
 
     def _entry_text(self, name: str, number: int) -> pa.StringArray:
@@ -217,7 +217,7 @@ class DecodedMessages:
         text, broken = as_text(self._entry_bytes(number, used))
         for code in broken:
             for row in np.flatnonzero(codes == code).tolist():
-                self.broken[row] = f"its {name} is no UTF-8"
+                self.broken[row] = f"its {name} is not UTF-8"
         return text if len(used) == len(codes) else text.take(pa.array(codes))
 
     def _entry_bytes(self, number: int, used: Ints) -> pa.BinaryArray:
@@ -226,7 +226,7 @@ class DecodedMessages:
         return gather(self._rows.data, start[used], end[used], fields.present(number)[used])
 
     def _by_entry(self) -> tuple[Ints, Ints]:
-        """The entries that have rows, and of each row the place of its entry among them."""
+        """Return the entries that have rows, and for each row the index of its entry among them."""
         if self._used_entries is None or self._entry_codes is None:
             rows = self._rows.entry_rows()
             new = np.ones(len(rows), bool)
@@ -242,11 +242,11 @@ class DecodedMessages:
         places[np.arange(len(places)) if self._rows.pick is None else self._rows.pick] = np.arange(len(self))
         for row in places[owners[broken]].tolist():
             if row >= 0:
-                self.broken[row] = "a property is no UTF-8"
+                self.broken[row] = "a property is not UTF-8"
         return text.fill_null("")  # a key of a map is never null
 
     def _with_contexts(self, maps: pa.MapArray) -> pa.MapArray:
-        """Encrypted messages are few, and shown only on request: each map is made by hand."""
+        """Encrypted messages are few, and shown only on request: a loop creates the maps one by one."""
         shown = maps.to_pylist()
         for row, entry in enumerate(self._rows.entry_rows().tolist()):
             if entry in self._rows.contexts:
@@ -255,7 +255,7 @@ class DecodedMessages:
 
 
 def times(ms: Ints) -> pa.TimestampArray:
-    """Milliseconds since 1970 as timestamps; null where they are negative or beyond the year 9999."""
+    """Return milliseconds since 1970 as timestamps; null if they are negative or after the year 9999."""
     outside = (ms < 0) | (ms > _MAX_TIME_MS)
     if outside.any():
         return pa.array(np.where(outside, 0, ms) * 1000, mask=outside).cast(TIMESTAMP)

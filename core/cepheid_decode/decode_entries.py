@@ -1,4 +1,4 @@
-"""What is to be done with each entry, by its metadata alone: left out, joined, unpacked, split into messages, or refused."""
+"""Plans from its metadata alone what to do with each entry: skip, join, decompress, split into messages, or reject it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from cepheid_decode.scan_request import RowFilter
 from cepheid_wire import pulsar_api_pb2 as pb
 from cepheid_wire.payload_decryption import PayloadDecryptor, UndecryptableError
 
-MAX_BATCH_MESSAGES = 1 << 21  # two thousand times what clients put into a batch by default: a reader keeps numbers of each
+MAX_BATCH_MESSAGES = 1 << 21  # two thousand times what clients put into a batch by default: a reader keeps numbers for each
 _ENCRYPTED = "its payload is encrypted, and no decryption keys are given"
 _TRANSACTION = "it belongs to a transaction, and whether that was committed is not written in the entries"
 
 
 @dataclass(slots=True)
 class EntryPlan:
-    """By row of the entry table. `counts`: messages of a batch, 0: a message alone. `sizes`: of the payload when it is unpacked.
-    `moves`: payloads that do not stay where they are stored. `bad`: why, of entries that are refused (`alive` all the same)."""
+    """By row of the entry table. `counts`: messages of a batch, 0: not a batch. `sizes`: of the decompressed payload. `moves`:
+    payloads that are copied. `bad`: why entries are rejected (they are `alive`, too)."""
 
     alive: Bools
     counts: Ints
@@ -34,15 +34,15 @@ class EntryPlan:
     moves: Bools
     chunks: list[int]
     encrypted: set[int]  # those to decrypt
-    sealed: set[int]  # of the bad ones, those that stay encrypted: their payload is whole, so it can be shown as it is stored
-    data_bytes: int  # of the buffer with the stored entries, before anything is unpacked behind them
+    sealed: set[int]  # of the bad ones, those that stay encrypted: their payload is whole, so it can be shown as stored
+    data_bytes: int  # of the buffer with the stored entries, without what is decompressed after them
     markers: int
     bad: dict[int, str] = field(default_factory=dict)
     joined: dict[int, bytes] = field(default_factory=dict)
-    room: Bytes | None = None  # the stored entries, and behind them what is unpacked of some of them, by turns
+    room: Bytes | None = None  # the stored entries, followed by the decompressed payloads of one slice at a time
 
     def slices(self, limit_bytes: int, limit_messages: int) -> Iterator[Ints]:
-        """The entries that are alive, in order, up to so many bytes and messages at a time, and at least one."""
+        """Yield the entries that are alive, in order, up to the limits of bytes and messages at a time, and at least one."""
         rows = np.flatnonzero(self.alive)
         bytes_to, messages_to = np.cumsum(self.sizes[rows]), np.cumsum(np.maximum(self.counts[rows], 1))
         start = bytes_done = messages_done = 0
@@ -54,15 +54,16 @@ class EntryPlan:
             start, bytes_done, messages_done = end, int(bytes_to[end - 1]), int(messages_to[end - 1])
 
     def room_for(self, size_bytes: int, data: Bytes, usual_bytes: int) -> tuple[Bytes, int]:
-        """A buffer with the stored entries of `data` and so many bytes behind them, and where these begin. The same one each time,
-        as long as it is large enough: the stored entries are copied once, and what was unpacked before is overwritten."""
+        """Return a buffer with the stored entries of `data` and `size_bytes` after them, and where these begin. It is the same
+        buffer each time if it is large enough: the stored entries are copied once, and what was decompressed before is
+        overwritten."""
         if self.room is None or len(self.room) - self.data_bytes < size_bytes:
             room_bytes = min(int(self.sizes[self.moves & self.alive].sum()), usual_bytes)
             self.room = extended(data[: self.data_bytes], max(room_bytes, size_bytes))
         return self.room, self.data_bytes - PADDING_BYTES
 
     def chunk(self, entries: EntryTable, row: int, decryptor: PayloadDecryptor | None) -> Chunk | str:
-        """The chunk that this entry is, decrypted if it can be; or why it is none."""
+        """Return the chunk in this entry, decrypted if possible; or why it is not a chunk."""
         fields = entries.fields
         uuid_start, uuid_end = (int(bound[row]) for bound in fields.span(entry_fields.UUID))
         number = {name: int(fields.number(name)[row]) for name in (entry_fields.CHUNK_ID, entry_fields.NUM_CHUNKS)}
@@ -71,7 +72,7 @@ class EntryPlan:
         if not fields.present(entry_fields.UUID)[row] or not 0 <= chunk_id < num_chunks:
             return f"it is chunk {chunk_id} of {num_chunks} of a message" + ("" if uuid_end > uuid_start else " without uuid")
         if not 0 <= total_bytes <= MAX_CHUNKED_BYTES:
-            return f"its chunks have {total_bytes} bytes, {MAX_CHUNKED_BYTES} are joined at most"
+            return f"its chunks have {total_bytes} bytes, the limit is {MAX_CHUNKED_BYTES}"
         uuid = entries.data[uuid_start:uuid_end].tobytes()
         payload, sealed = entries.payload_bytes(row), ""
         if fields.present(entry_fields.ENCRYPTION_KEYS)[row]:
@@ -82,14 +83,14 @@ class EntryPlan:
         return Chunk(uuid, chunk_id, num_chunks, total_bytes, payload, sealed)
 
     def refuse(self, row: int, reason: str) -> None:
-        """Of a chunk: what is there of its message is no payload."""
+        """Reject a chunk: the part of its message that is present is not a payload."""
         self.bad[row] = reason
         self.encrypted.discard(row)
         self.sealed.discard(row)
         self.sizes[row] = 0
 
     def keep_sealed(self, row: int, reason: str, size_bytes: int) -> None:
-        """Of a payload that cannot be decrypted: it is shown as it is stored, or joined."""
+        """Keep a payload that cannot be decrypted: it is shown as stored, or joined."""
         self.bad[row] = reason
         self.sealed.add(row)
         self.compressions[row] = NOT_COMPRESSED
@@ -97,7 +98,7 @@ class EntryPlan:
         self.moves[row] = row in self.joined
 
     def decrypt(self, entries: EntryTable, rows: Ints, decryptor: PayloadDecryptor) -> dict[int, bytes]:
-        """Return the decrypted payloads of the `rows` that are encrypted, by row. Chunks were decrypted one by one."""
+        """Return the decrypted payloads of the encrypted `rows`, by row. Chunks were decrypted one by one."""
         opened: dict[int, bytes] = {}
         for row in rows.tolist():
             if row not in self.encrypted or row in self.bad or row in self.joined:
@@ -113,7 +114,7 @@ class EntryPlan:
         return opened
 
     def join(self, row: int, whole: bytes) -> None:
-        """The payload of a chunked message, in place of its last chunk's."""
+        """Replace the last chunk's payload with the payload of the whole message."""
         self.joined[row] = whole
         self.moves[row] = True
         if self.compressions[row] == NOT_COMPRESSED:
@@ -121,7 +122,7 @@ class EntryPlan:
 
 
 def decrypted(entries: EntryTable, row: int, decryptor: PayloadDecryptor | None) -> bytes:
-    """Return the payload of an encrypted entry, compressed as it was. Raises UndecryptableError."""
+    """Return the payload of an encrypted entry, still compressed. Raises UndecryptableError."""
     if decryptor is None:
         raise UndecryptableError(_ENCRYPTED)
     try:
@@ -131,7 +132,7 @@ def decrypted(entries: EntryTable, row: int, decryptor: PayloadDecryptor | None)
 
 
 def plan_entries(entries: EntryTable, row_filter: RowFilter, *, has_keys: bool = False) -> EntryPlan:
-    """Plan all entries. `has_keys`: encrypted payloads are not refused, since they may be decrypted."""
+    """Plan all entries. `has_keys`: encrypted payloads are not rejected, because they may be decrypted."""
     fields = entries.fields
     readable = entries.readable
     bad = dict(entries.refused)
@@ -170,12 +171,12 @@ def plan_entries(entries: EntryTable, row_filter: RowFilter, *, has_keys: bool =
 
 
 def _refuse_some(entries: EntryTable, plan: EntryPlan, judged: Bools, is_chunk: Bools) -> None:
-    """What the metadata alone says against an entry. Python looks only at those that are special."""
+    """Reject entries because of their metadata. The Python loops run only over entries that may be invalid."""
     fields = entries.fields
     unfit = fields.present(entry_fields.NUM_MESSAGES) & ((plan.counts < 1) | (plan.counts > MAX_BATCH_MESSAGES))
     for row in np.flatnonzero(judged & unfit).tolist():
-        plan.bad[row] = f"a batch of {plan.counts[row]} messages: 1 to {MAX_BATCH_MESSAGES} are read"
-        plan.counts[row] = 1  # a batch, for who asks
+        plan.bad[row] = f"a batch of {plan.counts[row]} messages: only 1 to {MAX_BATCH_MESSAGES} are supported"
+        plan.counts[row] = 1  # so that it counts as a batch
     limits = np.where(is_chunk, MAX_CHUNKED_BYTES, MAX_PAYLOAD_BYTES)
     unpacked = (plan.compressions > 0) & (plan.compressions <= MAX_COMPRESSION) & (plan.sizes <= limits)
     for row in np.flatnonzero(judged & plan.moves & ~unpacked).tolist():

@@ -1,12 +1,12 @@
-"""Fields of many protobuf messages at once: all messages advance in lockstep, one numpy step per field.
+"""Parses fields of many protobuf messages at once: all messages advance in lockstep, one numpy step per field.
 
     message 0   │tag key│len│k k k│tag size│100│            step 1: every tag is `key`: one gather for all lengths
     message 1   │tag key│len│k k│tag size│98│               step 2: every tag is `size`: one gather for all values
-    message 2   │tag size│100│                              where tags differ, a step is done for each tag that occurs
+    message 2   │tag size│100│                              if tags differ, a step is done for each tag that occurs
 
-Rule 1: what is accepted here reads exactly as the protobuf library reads it. Whatever is unusual (groups, tags of three bytes,
-numbers that do not fit their field, sizes beyond the end) is not judged but marked `odd`, for the library to judge.
-Rule 2: nothing is read more than `PADDING_BYTES` behind the end of a message: the bytes of a caller have so many more at their end.
+Rule 1: what is accepted here is parsed exactly as the protobuf library parses it. Anything unusual (groups, tags of three bytes,
+numbers that do not fit their field, sizes beyond the end) is marked `odd`, and the library decides about it.
+Rule 2: at most `PADDING_BYTES` are read after the end of a message, so the caller's bytes must have as many more at their end.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 Spans: TypeAlias = tuple[Ints, Ints]  # starts and ends
 
-_NOWHERE = 1 << 61  # a position behind every end; the sum of two is one, too
+_NOWHERE = 1 << 61  # a position after every end; so is the sum of two
 _MAX_LENGTH = (1 << 31) - 1
 
 
@@ -45,8 +45,8 @@ _VARINT, _FIXED64, _DELIMITED, _FIXED32 = 0, 1, 2, 5
 
 @dataclass(slots=True)
 class FieldTable:
-    """What was found in `count` messages: absent from a dictionary is what no message has. Of a field that a message has more
-    than once the last counts, as in protobuf."""
+    """The fields of `count` messages; a field that is in no message is not in the dictionaries. If a message has a field more than
+    once, the last one counts, as in protobuf."""
 
     count: int
     odd: Bools
@@ -70,12 +70,12 @@ class FieldTable:
         return values if default == 0 else np.where(self.has[number], values, default)
 
     def span(self, number: int) -> Spans:
-        """Start and end, both 0 where the field is absent."""
+        """Return start and end, both 0 if the field is absent."""
         found = self.spans.get(number)
         return (np.zeros(self.count, np.int64), np.zeros(self.count, np.int64)) if found is None else found
 
     def elements(self, number: int) -> tuple[Ints, Ints, Ints]:
-        """Of a repeated field: owner, start and end of each element, by owner, in the owner's order."""
+        """Return owner, start and end of each element of a repeated field, by owner, in the owner's order."""
         parts = self.repeated.get(number)
         if not parts:
             none = np.zeros(0, np.int64)
@@ -86,7 +86,7 @@ class FieldTable:
 
 
 def parse_fields(data: Bytes, starts: Ints, ends: Ints, fields: Mapping[int, Kind]) -> FieldTable:
-    """The wanted `fields` (by number) of the messages at `data[starts[i]:ends[i]]`; others are stepped over."""
+    """Parse the given `fields` (by number) of the messages at `data[starts[i]:ends[i]]`; others are skipped."""
     count = len(starts)
     table = FieldTable(count, np.zeros(count, bool))
     rows: Ints | None = None  # None: all
@@ -108,7 +108,7 @@ def parse_fields(data: Bytes, starts: Ints, ends: Ints, fields: Mapping[int, Kin
 
 
 def _step(table: FieldTable, fields: Mapping[int, Kind], data: Bytes, rows: Ints | None, at: Ints) -> Ints:
-    """One field of every message in `rows`; returns where each goes on."""
+    """Parse one field of every message in `rows`; return where each continues."""
     tags: npt.NDArray[Any] = data[at]
     if tags[0] < 0x80 and (tags == tags[0]).all():
         return _read(table, fields, int(tags[0]), data, rows, at + 1)
@@ -117,7 +117,7 @@ def _step(table: FieldTable, fields: Mapping[int, Kind], data: Bytes, rows: Ints
     behind = at + 1
     if len(wide):
         second = data[behind[wide]].astype(np.int64)
-        # 0 is no tag. Three bytes are a field that nobody has; two where one would do are left to the library.
+        # 0 is not a tag. A tag of three bytes is an unknown field; two bytes for a tag that fits in one are left to the library.
         tags[wide] = np.where((second == 0) | (second >= 0x80), 0, (tags[wide] & 0x7F) | second << 7)
         behind[wide] += 1
     if (tags == tags[0]).all():
@@ -130,7 +130,7 @@ def _step(table: FieldTable, fields: Mapping[int, Kind], data: Bytes, rows: Ints
 
 
 def _read(table: FieldTable, fields: Mapping[int, Kind], tag: int, data: Bytes, rows: Ints | None, at: Ints) -> Ints:
-    """The field of `tag`, whose contents begin at `at`; returns the ends, beyond any where it is not to be understood."""
+    """Parse the field of `tag`, whose contents begin at `at`; return the ends, `_NOWHERE` if it cannot be parsed."""
     number, wire_type = tag >> 3, tag & 7
     kind = fields.get(number)
     if wire_type == _VARINT and number:
@@ -164,7 +164,7 @@ def _read(table: FieldTable, fields: Mapping[int, Kind], tag: int, data: Bytes, 
 
 
 def read_varints(data: Bytes, at: Ints) -> tuple[Ints, Ints]:
-    """Values (64 bits as int64) and where each ends: nowhere, when ten bytes do not end it."""
+    """Return values (64 bits as int64) and where each ends: `_NOWHERE` if it does not end within ten bytes."""
     values = data[at].astype(np.int64)
     following = at + 1
     more = np.flatnonzero(values >= 0x80)
@@ -177,7 +177,7 @@ def read_varints(data: Bytes, at: Ints) -> tuple[Ints, Ints]:
 
 
 def _long_varints(data: Bytes, at: Ints) -> tuple[Ints, Ints]:
-    """Those of several bytes: eight at a time as one number, whose bytes lose their highest bit and close up, two by two."""
+    """Read varints of several bytes: eight bytes as one number, from which three steps remove the highest bit of each byte."""
     words = np.ndarray(len(data) - 7, np.dtype("<u8"), data, strides=(1,))[at]
     ends = ~words & np.uint64(0x8080808080808080)
     end = ends & (~ends + np.uint64(1))  # the lowest bit that is set: the highest of the last byte
@@ -195,12 +195,12 @@ def _long_varints(data: Bytes, at: Ints) -> tuple[Ints, Ints]:
 
 
 def _longest_varints(data: Bytes, at: Ints, low_bits: Ints) -> tuple[Ints, Ints]:
-    """Those of nine or ten bytes, of which the first eight are known."""
+    """Read varints of nine or ten bytes, of which the first eight are known."""
     ninth, tenth = data[at + 8].astype(np.int64), data[at + 9].astype(np.int64)
     is_long = ninth >= 0x80
     values = low_bits | (ninth & 0x7F) << 56 | np.where(is_long, tenth, 0) << 63
     following = at + np.where(is_long, 10, 9)
-    following[is_long & (tenth > 1)] = _NOWHERE  # an eleventh byte, or bits that no number has: for the library to judge
+    following[is_long & (tenth > 1)] = _NOWHERE  # an eleventh byte, or more than 64 bits: the library decides
     return values, following
 
 
@@ -238,6 +238,6 @@ def _keep_span(table: FieldTable, number: int, rows: Ints | None, start: Ints, e
 
 
 def big_endian_32(data: Bytes, at: Ints) -> Ints:
-    """The four-byte numbers at these positions: one gather, over a view in which a number begins at each byte."""
+    """Return the four-byte numbers at these positions: one gather, over a view in which a number begins at each byte."""
     numbers = np.ndarray(len(data) - 3, np.dtype(">u4"), data, strides=(1,))
     return numbers[at].astype(np.int64)

@@ -1,17 +1,17 @@
-"""Where the messages of batches begin.
+"""Finds where the messages of batches begin.
 
-    │size│SingleMessageMetadata│payload│size│SingleMessageMetadata│payload│ …        the chain is serial: `payload_size` inside the
-     ▲                                  ▲                                          metadata says where the next message begins
+    │size│SingleMessageMetadata│payload│size│SingleMessageMetadata│payload│ …        the chain is serial: `payload_size` in the
+     ▲                                  ▲                                          metadata tells where the next message begins
 
-    seek    sizes below 256 begin with three zero bytes: all such places in one sweep                        2 ms per 16 MB
-            where batches are left, sizes below 1024: two zero bytes, and one below 4                       3 ms per 16 MB
-    lanes   all batches go forward in step, one numpy step per message                                       0.1 µs a message
+    seek    sizes below 256 begin with three zero bytes: find all such places at once                        2 ms per 16 MB
+            for the remaining batches, sizes below 1024: two zero bytes, and one below 4                    3 ms per 16 MB
+    lanes   all batches advance in lockstep, one numpy step per message                                      0.1 µs a message
     hop     a loop over the messages of one batch                                                            0.3 µs a message
 
-Rule 1: all of these guess. What they find is parsed for all messages at once, and stands only if the first message begins where
-its batch does, each ends where the next begins, and the last where the batch does: then it is the one chain that there is.
-Rule 2: a batch whose guess does not stand goes to the protobuf library, message by message, which gives it back in plain form
-or says what is wrong with it.
+Rule 1: all of these guess. The guessed messages are parsed all at once. A guess is correct only if the first message begins where
+its batch does, each ends where the next begins, and the last ends where the batch does: then it is the only possible chain.
+Rule 2: a batch whose guess is wrong is parsed by the protobuf library, message by message, which returns it in plain form or tells
+what is wrong with it.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from cepheid_decode.decode_records import RecordKind, plain_form
 from cepheid_wire import pulsar_api_pb2 as pb
 
 SIZE_BYTES = 4
-MIN_MESSAGE_BYTES = 6  # size, and payload_size, which each message must have
-_SEEK_BLOCK_BYTES = 1 << 18  # stays in the processor's cache
+MIN_MESSAGE_BYTES = 6  # size, and payload_size, which is required
+_SEEK_BLOCK_BYTES = 1 << 18  # fits in the processor's cache
 _FIRST_TAGS = np.zeros(256, bool)
 _FIRST_TAGS[[0x0A, 0x12, 0x18]] = True  # properties, partition_key, payload_size: what encoders write first, in order of the fields
 _PROPERTIES, _KEY, _PAYLOAD_SIZE = 0x0A, 0x12, 0x18
-_MAX_SKIPPED = 64  # properties before a guess is given up: a step for all costs as much when one message alone goes on
+_MAX_SKIPPED = 64  # properties before a guess is given up: a step costs the same if only one message still takes part
 _LANES_MIN = 64
-_SEEK_MAX_MESSAGE_BYTES = 4096  # longer ones: too many bytes are looked at for each found
-_SEEK_SIZES = 256  # of metadata: what has three zero bytes in front
-_SEEK_LONG_SIZES = 1024  # of metadata with long properties: more false ones are found, and it takes longer
+_SEEK_MAX_MESSAGE_BYTES = 4096  # for longer ones, too many bytes are searched for each message
+_SEEK_SIZES = 256  # of metadata: those that begin with three zero bytes
+_SEEK_LONG_SIZES = 1024  # of metadata with long properties: more wrong places are found, and it takes longer
 _size_at = Struct(">I").unpack_from
 
 
 def guess_starts(data: Bytes, starts: Ints, ends: Ints, counts: Ints) -> Ints:
-    """Where each message may begin: `counts[i]` places for batch i, in order, -1 where nothing is known.
+    """Return where each message may begin: `counts[i]` places for batch i, in order, -1 if unknown.
 
-    `data[starts[i]:ends[i]]` are the batches, which do not overlap and come in order.
+    `data[starts[i]:ends[i]]` are the batches, which do not overlap and are in order.
     """
     offsets = np.concatenate(([0], np.cumsum(counts)))
     total = int(offsets[-1])
@@ -69,7 +69,7 @@ def guess_starts(data: Bytes, starts: Ints, ends: Ints, counts: Ints) -> Ints:
 
 
 def _are_lanes(counts: Ints) -> bool:
-    """Whether a step of all these batches is worth its numpy calls, to the end of the longest."""
+    """Whether it is faster to advance all these batches in lockstep, up to the end of the longest, than one by one."""
     return len(counts) >= _LANES_MIN and int(counts.max()) <= 8 * len(counts)
 
 
@@ -83,8 +83,8 @@ def _seek(
     batches: Ints,
     find: Callable[[Bytes, int, int], Ints],
 ) -> Ints:
-    """All likely places, in one sweep. A batch that has as many as it should has no others; for one that has more each says where
-    the next would be, and only the chain from the batch's beginning is followed. Returns the batches that were not found."""
+    """Search all likely places at once. A batch with exactly as many places as messages is done; in one with more places, each
+    gives the next place, and only the chain from the batch's beginning is followed. Returns the batches that were not found."""
     found = find(data, int(starts[batches[0]]), int(ends[batches[-1]]))
     batch = np.searchsorted(starts, found, side="right") - 1
     inside = found < ends[batch]
@@ -127,10 +127,10 @@ def _walk(
 
 
 def _likely_starts(data: Bytes, start: int, end: int) -> Ints:
-    """All positions where one of `_SEEK_SIZES` may stand, in front of a tag that metadata begins with.
+    """Return all positions of a possible size below `_SEEK_SIZES`, followed by a tag that metadata can begin with.
 
-    Its three zero bytes hold a pair at an even place, and those are compared two bytes at a time. No size is 0: where four bytes
-    are zero, a size begins with the pair, not before it."""
+    Two of its three zero bytes are a pair at an even position, and pairs are compared as 16-bit numbers. No size is 0: if four
+    bytes are zero, a size begins at the pair, not before it."""
     found = []
     end -= SIZE_BYTES
     for block in range(start & ~1, end, _SEEK_BLOCK_BYTES):
@@ -144,7 +144,7 @@ def _likely_starts(data: Bytes, start: int, end: int) -> Ints:
 
 
 def _likely_long_starts(data: Bytes, start: int, end: int) -> Ints:
-    """The same for `_SEEK_LONG_SIZES`: two zero bytes in front are such a pair, or the second one and what follows it are one."""
+    """The same for `_SEEK_LONG_SIZES`: its two zero bytes are such a pair, or the second of them and the byte after it are one."""
     found = []
     end -= SIZE_BYTES
     for block in range(start & ~1, end, _SEEK_BLOCK_BYTES):
@@ -159,7 +159,7 @@ def _likely_long_starts(data: Bytes, start: int, end: int) -> Ints:
 
 
 def _lanes(data: Bytes, starts: Ints, ends: Ints, counts: Ints, offsets: Ints, places: Ints, batches: Ints) -> Ints:
-    """All batches in lockstep; returns those that were lost on the way."""
+    """Advance all batches in lockstep; return those in which a next message could not be found."""
     lost: list[Ints] = []
     lane, at = batches, starts[batches]
     for index in range(int(counts[batches].max())):
@@ -178,7 +178,7 @@ def _lanes(data: Bytes, starts: Ints, ends: Ints, counts: Ints, offsets: Ints, p
 
 
 def _next_message(data: Bytes, at: Ints, end: Ints) -> Ints:
-    """Where the message behind the one at `at` begins; -1 where that cannot be said. `at` may be no message at all."""
+    """Return where the message after the one at `at` begins; -1 if it is unknown. `at` may not be a message at all."""
     tag_at = at + SIZE_BYTES
     body_at = tag_at + big_endian_32(data, at)
     limit = np.minimum(body_at, end)
@@ -196,7 +196,7 @@ def _next_message(data: Bytes, at: Ints, end: Ints) -> Ints:
 
 
 def hop(data: memoryview, start: int, end: int, count: int) -> list[int]:
-    """Where the messages of one batch begin, as far as the way is plain."""
+    """Return where the messages of one batch begin, up to the first that cannot be found."""
     places: list[int] = []
     at = start
     last = end - MIN_MESSAGE_BYTES
@@ -241,7 +241,7 @@ def _varint(data: memoryview, at: int) -> tuple[int, int]:
 
 
 def plain_batch(payload: bytes, count: int, kind: RecordKind) -> tuple[bytes, list[int]] | str:
-    """A batch with its metadata in plain form, and where its messages begin; or what is wrong with it."""
+    """Return a batch with its metadata in plain form and where its messages begin, or what is wrong with it."""
     parts: list[bytes] = []
     starts: list[int] = []
     at = size = 0
@@ -258,10 +258,10 @@ def plain_batch(payload: bytes, count: int, kind: RecordKind) -> tuple[bytes, li
         payload_size = pb.SingleMessageMetadata.FromString(form).payload_size
         at = body_start + payload_size
         if payload_size < 0 or at > len(payload):
-            return f"message {index} of {count} says it has {payload_size} bytes, {len(payload) - body_start} are left"
+            return f"message {index} of {count} claims {payload_size} bytes, {len(payload) - body_start} are left"
         starts.append(size)
         parts += (len(form).to_bytes(SIZE_BYTES, "big"), form, payload[body_start:at])
         size += SIZE_BYTES + len(form) + payload_size
     if at != len(payload):
-        return f"{len(payload) - at} bytes behind a batch of {count}"
+        return f"{len(payload) - at} bytes after a batch of {count}"
     return b"".join(parts), starts

@@ -1,10 +1,10 @@
-"""Payloads as producers compress them, unpacked behind the bytes that hold them, so that one buffer has everything.
+"""Decompresses payloads into the same buffer, after the bytes that hold them.
 
 LZ4 │ one raw block, no frame header       ZLIB │ a zlib stream, perhaps without its end
 ZSTD │ one frame                           SNAPPY │ raw, no frame header
 
-Rule 1: the output is as large as the metadata says, or the payload is refused. No more than `MAX_PAYLOAD_BYTES` is taken for one
-payload, `MAX_CHUNKED_BYTES` for one that came in chunks: what a producer wrote does not decide about the memory of a reader.
+Rule 1: the output must be as large as the metadata says, or the payload is rejected. At most `MAX_PAYLOAD_BYTES` are allocated for
+a payload, `MAX_CHUNKED_BYTES` for a chunked one: what a producer wrote cannot decide how much memory a reader needs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_PAYLOAD_BYTES = 64 << 20  # twelve times the largest message that clients se
 MAX_CHUNKED_BYTES = 512 << 20
 NOT_COMPRESSED = 0
 
-Unpack: TypeAlias = Callable[[Any, Bytes], int]  # from, to; returns the bytes written
+Unpack: TypeAlias = Callable[[Any, Bytes], int]  # source, target; returns the bytes written
 
 
 def _unpack_lz4(source: Any, target: Any) -> int:
@@ -59,28 +59,28 @@ MAX_COMPRESSION = max(_CODECS)
 
 
 def refusal(compression: int, uncompressed_size: int, limit_bytes: int) -> str:
-    """Why a payload of an unknown codec, or one that is too large, is not unpacked."""
+    """Return why a payload of an unknown codec, or one that is too large, is not decompressed."""
     if compression not in _CODECS:
-        return f"compression {compression} is not known"
-    return f"{_CODECS[compression][0]} payload says it has {uncompressed_size} bytes, {limit_bytes} are unpacked at most"
+        return f"compression {compression} is unknown"
+    return f"{_CODECS[compression][0]} payload claims {uncompressed_size} bytes, the limit is {limit_bytes}"
 
 
 def unpack_into(target: Bytes, compression: int, source: Bytes | memoryview) -> str | None:
-    """Fills `target`, which is as large as the metadata says; or says why the payload is refused."""
+    """Fill `target`, which is as large as the metadata says; or return why the payload is rejected."""
     name, unpack = _CODECS[compression]
-    if not len(target):  # codecs write nothing in different ways
+    if not len(target):  # codecs differ in how they compress nothing
         return None
     try:
         written = unpack(source, target)
     except (cramjam.DecompressionError, zlib.error, ValueError, OSError) as error:
-        return f"{name} payload of {len(source)} bytes cannot be unpacked: {error}"
+        return f"{name} payload of {len(source)} bytes cannot be decompressed: {error}"
     if written != len(target):
         return f"{name} payload has {written} bytes, its metadata says {len(target)}"
     return None
 
 
 def extended(data: Bytes, more_bytes: int) -> Bytes:
-    """A copy of `data` with room for so many bytes more before its padding."""
+    """Return a copy of `data` with room for `more_bytes` before its padding."""
     start = len(data) - PADDING_BYTES
     longer = np.empty(len(data) + more_bytes, np.uint8)
     longer[:start] = data[:start]
@@ -89,5 +89,5 @@ def extended(data: Bytes, more_bytes: int) -> Bytes:
 
 
 def joined(pieces: Sequence[Any]) -> Bytes:
-    """All pieces (bytes or views of bytes) one after the other, and the padding."""
+    """Return all pieces (bytes or views of bytes), concatenated, and the padding."""
     return np.frombuffer(b"".join((*pieces, bytes(PADDING_BYTES))), np.uint8)

@@ -1,11 +1,11 @@
-"""The two kinds of metadata as tables: MessageMetadata of entries, SingleMessageMetadata of messages in batches.
+"""Parses the two kinds of metadata as tables: MessageMetadata of entries, SingleMessageMetadata of messages in batches.
 
-    lockstep parser ──► table          whatever it finds odd, or incomplete
+    lockstep parser ──► table          what it marks as odd, or incomplete
           ▲                ▼
-          └── plain form ◄── protobuf library ──► a text: why it is refused
+          └── plain form ◄── protobuf library ──► a text: why it is rejected
 
-Rule 1: the library is the judge. What it refuses is bad; what it accepts is written anew in its plain form, which the lockstep
-parser always understands, behind the other bytes, and parsed again. So a record's fields have one way into the table.
+Rule 1: the library decides. What it rejects is bad; what it accepts is encoded again in its plain form, which the lockstep parser
+always understands, appended to the other bytes, and parsed again. So all fields get into the table in the same way.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cepheid_wire import pulsar_api_pb2 as pb
 
 @dataclass(frozen=True, slots=True)
 class RecordKind:
-    """`exotic`: fields with messages inside that the lockstep parser does not look into; the library judges records with them."""
+    """`exotic`: fields with nested messages; only the library parses records that have them."""
 
     message: type[Message]
     fields: Mapping[int, Kind]
@@ -87,7 +87,7 @@ _COMPRESSION = 8
 
 @dataclass(slots=True)
 class Properties:
-    """All of some records, by owner: key and value of each."""
+    """All properties of some records, by owner: key and value of each."""
 
     owners: Ints
     keys: Spans
@@ -96,16 +96,16 @@ class Properties:
 
 @dataclass(slots=True)
 class Records:
-    """Fields and properties. `refused`: why, of those that are no such record; their fields mean nothing."""
+    """Fields and properties. `refused`: why records are not valid; their fields have no meaning."""
 
-    data: Bytes  # the bytes that the spans point into: those that were given, or those and plain forms behind them
+    data: Bytes  # the bytes that the spans refer to: the given ones, perhaps followed by plain forms
     fields: FieldTable
     properties: Properties
     refused: dict[int, str]
 
 
 def parse_records(data: Bytes, starts: Ints, ends: Ints, kind: RecordKind) -> Records:
-    """The records at `data[starts[i]:ends[i]]`; `data` ends with `PADDING_BYTES` that belong to nobody."""
+    """Parse the records at `data[starts[i]:ends[i]]`; `data` must end with `PADDING_BYTES` of padding."""
     fields, properties = parse_in_lockstep(data, starts, ends, kind)
     odd = fields.odd.copy()
     for number in kind.exotic:
@@ -132,32 +132,32 @@ def parse_records(data: Bytes, starts: Ints, ends: Ints, kind: RecordKind) -> Re
 
 
 def plain_form(record: bytes, message: type[Message]) -> bytes | str:
-    """The record as the library writes it, without unknown fields; or why it is refused."""
+    """Return the record as the library encodes it, without unknown fields; or why it is rejected."""
     name = message.DESCRIPTOR.name
     try:
         parsed: Any = message.FromString(record)
     except DecodeError as error:
-        return f"{len(record)} bytes are no {name}: {error}"
+        return f"{len(record)} bytes are not a valid {name}: {error}"
     if not parsed.IsInitialized():
         return f"{name} lacks {', '.join(parsed.FindInitializationErrors())}"
     if message is pb.MessageMetadata:
         unknown_fields: Any = UnknownFieldSet(parsed)
         for unknown in unknown_fields:
-            # To the library a codec of the future is an unknown field. That does not make the payload one that is not compressed.
+            # To the library an unknown codec is an unknown field. That does not mean that the payload is not compressed.
             if unknown.field_number == _COMPRESSION and unknown.wire_type == 0:
-                return f"compression {unknown.data} is not known"
+                return f"compression {unknown.data} is unknown"
     parsed.DiscardUnknownFields()
     return bytes(parsed.SerializeToString())
 
 
 def parse_in_lockstep(data: Bytes, starts: Ints, ends: Ints, kind: RecordKind) -> tuple[FieldTable, Properties]:
-    """Without the library: `odd` are those that it must judge, their fields and properties mean nothing."""
+    """Parse without the library: it must decide about the `odd` records, whose fields and properties have no meaning."""
     fields = parse_fields(data, starts, ends, kind.fields)
     for number in kind.required:
         if not fields.has_all(number):
             fields.odd |= ~fields.present(number)
     owners, element_starts, element_ends = fields.elements(kind.properties)
-    if fields.odd.any():  # what odd records left of properties may reach anywhere
+    if fields.odd.any():  # the properties of odd records may be at any offset
         kept = ~fields.odd[owners]
         owners, element_starts, element_ends = owners[kept], element_starts[kept], element_ends[kept]
     if not len(owners):

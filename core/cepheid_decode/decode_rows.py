@@ -1,4 +1,4 @@
-"""Messages as rows: what was found in entries and in batches, put together.
+"""Messages as rows: combines the messages of entries and of batches.
 
 batch messages   m0 m1 m2 m3 │ messages alone   s0 s1        two tables with fields of different numbers
 rows             m0 m1 s0 m2 m3 s1                           picked from both, in the order of the topic
@@ -21,12 +21,12 @@ from cepheid_decode.entry_metadata import EntryTable
 from cepheid_decode.history import Piece
 
 ALONE = -1
-"""In place of an index in a batch."""
+"""Used as batch index for messages that are not in a batch."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """The same thing in SingleMessageMetadata and in MessageMetadata."""
+    """The same field in SingleMessageMetadata and in MessageMetadata."""
 
     in_batch: int
     in_entry: int
@@ -44,8 +44,8 @@ COMPACTED_OUT = 4
 
 @dataclass(slots=True)
 class Alone:
-    """Messages that are an entry each, and batches that are shown as one row: `known` is false, since what the metadata of a batch
-    repeats of its first message's says nothing about the others."""
+    """Messages that are not in a batch, and batches that are shown as one row: `known` is false for these, because the metadata of
+    a batch repeats that of its first message, which does not apply to the others."""
 
     entries: Ints
     payload_starts: Ints
@@ -56,16 +56,16 @@ class Alone:
 
 @dataclass(slots=True)
 class MessageRows:
-    """`pick[i]` is the place of row i among all batch messages and then all `alone`; None: they are the rows as they are."""
+    """`pick[i]` is the index of row i among all batch messages, followed by all `alone`; None: all of them in this order."""
 
     piece: Piece
     data: Bytes
     entries: EntryTable
-    batch_entries: Ints  # of each batch message: its row in `entries`
+    batch_entries: Ints  # for each batch message, its row in `entries`
     batch: BatchMessages
     alone: Alone
     contexts: Mapping[int, Mapping[str, str]] = field(default_factory=dict)  # by row in `entries`: of encrypted ones
-    reasons: Mapping[int, str] = field(default_factory=dict)  # by row in `entries`: why it is bad, of those shown all the same
+    reasons: Mapping[int, str] = field(default_factory=dict)  # by row in `entries`: why it is bad, for those that are shown as rows
     pick: Ints | None = None
 
     def __post_init__(self) -> None:
@@ -73,12 +73,12 @@ class MessageRows:
             self.pick = np.argsort(np.concatenate((self.batch_entries, self.alone.entries)), kind="stable")
 
     def keep(self, wanted: Bools) -> None:
-        """Only the rows that are `wanted`."""
+        """Keep only the rows that are `wanted`."""
         if not wanted.all():
             self.pick = np.flatnonzero(wanted) if self.pick is None else self.pick[wanted]
 
     def parts(self, limit: int) -> Iterator[MessageRows]:
-        """The same rows, so many at a time."""
+        """Yield the same rows, at most `limit` at a time."""
         if len(self) <= limit:
             yield self
             return
@@ -98,7 +98,7 @@ class MessageRows:
         return self.picked(self.batch.index, np.full(len(self.alone.entries), ALONE))
 
     def numbers(self, wanted: _Field) -> Ints:
-        """0 where there is none."""
+        """0 if absent."""
         return self.picked(
             self.batch.fields.number(wanted.in_batch),
             np.where(self.alone.known, self.entries.fields.number(wanted.in_entry)[self.alone.entries], 0),
@@ -114,14 +114,14 @@ class MessageRows:
         return start, end
 
     def payloads(self) -> tuple[Ints, Ints, Bools]:
-        """Start, end, and whether there is one: not for tombstones, and not where it could not be unpacked."""
+        """Return start, end, and whether there is a payload: not for tombstones, and not if it could not be decompressed."""
         present = self.picked(np.ones(len(self.batch_entries), bool), self.alone.has_payload)
         starts = self.picked(self.batch.payload_starts, self.alone.payload_starts)
         ends = self.picked(self.batch.payload_ends, self.alone.payload_ends)
         return starts, ends, present & (self.numbers(NULL_VALUE) == 0)
 
     def picked(self, in_batch: npt.NDArray[Any], alone: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """One array of the rows, from one of the batch messages and one of those alone."""
+        """Combine an array for the batch messages and one for those alone to one array for the rows."""
         if not len(alone):
             everything = in_batch
         elif not len(in_batch):

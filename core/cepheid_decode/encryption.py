@@ -1,4 +1,4 @@
-"""What decrypting a message takes, as text: shown among the properties of messages that are given out as they are stored."""
+"""What is needed to decrypt a message, as text: shown in the properties of messages that are returned as stored."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from cepheid_wire import pulsar_api_pb2 as pb
 
 
 def encryption_context(entries: EntryTable, row: int) -> dict[str, str]:
-    """`encryption.algorithm`, `.param`, `.key.NAME` and `.key.NAME.METADATA`; binary values in base64. And what the payload is once
-    it is decrypted: `.compression`, `.uncompressed_size`, `.num_messages` (of a batch)."""
+    """Return `encryption.algorithm`, `.param`, `.key.NAME` and `.key.NAME.METADATA`; binary values in base64. And properties of the
+    decrypted payload: `.compression`, `.uncompressed_size`, `.num_messages` (of a batch)."""
     metadata = pb.MessageMetadata.FromString(entries.metadata_bytes(row))
     context = {
         "encryption.algorithm": _text(metadata.encryption_algo),

@@ -1,7 +1,7 @@
-"""Stored entries as rows: their bytes as they are, for archive and export, and of their metadata what says what they are.
+"""Stored entries as rows: their bytes unchanged, for archive and export, and a few fields of their metadata.
 
-Of an entry whose metadata cannot be read the columns from it are null. Bad is only one that is damaged on all of its bookies: it
-comes without bytes, and is left out, or a row whose `entry` is null.
+If the metadata of an entry cannot be read, the columns from it are null. An entry is bad only if it is damaged on all of its
+bookies: it has no bytes, and is left out or returned as a row whose `entry` is null.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BATCH_BYTES = 16 << 20
 
 
 class EntriesDecoder:
-    """The face of MessageDecoder; one row an entry, whole. A filter leaves out by publish time."""
+    """The interface of MessageDecoder, with one row per whole entry. A filter excludes entries by publish time."""
 
     def __init__(self, spec: ScanSpec, counters: ScanCounters, look_back: LookBack) -> None:
         self._spec = spec
@@ -57,7 +57,7 @@ class EntriesDecoder:
 
 
 def entry_column(name: str, piece: Piece, entries: EntryTable, chosen: Ints) -> pa.Array:
-    """A column of ENTRY_COLUMNS for the `chosen` entries."""
+    """Return a column of ENTRY_COLUMNS for the `chosen` entries."""
     kind, count = ENTRY_COLUMNS[name], len(chosen)
     constants = {"topic": piece.topic, "partition": piece.partition, "ledger_id": piece.ledger_id}
     if name in constants:

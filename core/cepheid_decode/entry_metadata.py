@@ -1,10 +1,10 @@
 """Stored entries of one ledger in one buffer, and their metadata as columns.
 
     │header 36│ 0x0e02 │size│broker's│ 0x0e01 │crc│ size │ MessageMetadata │ payload │header 36│ …
-               └─ may be absent ───┘ └ may be ───┘
+               └─ optional ────────┘ └ optional ┘
 
-The header is the bookies' (cepheid_rpc), what the broker adds is stepped over, the checksum was checked when the message was
-published and the digest of the entry covers it since.
+The header is the bookies' (cepheid_rpc). The broker's part is skipped. The checksum was verified when the message was published,
+and since then the digest of the entry covers it.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _BROKER_PREFIX_BYTES = 6
 
 @dataclass(slots=True)
 class EntryTable:
-    """One row per entry. `refused`: why, of those whose metadata cannot be read; what the columns say of them means nothing."""
+    """One row per entry. `refused`: why the metadata of an entry cannot be read; then its values in the columns have no meaning."""
 
     data: Bytes
     entry_ids: Ints
-    stored_starts: Ints  # behind the bookies' header
+    stored_starts: Ints  # after the bookies' header
     stored_ends: Ints
-    metadata_starts: Ints  # as stored; the columns may point to a plain form of it
+    metadata_starts: Ints  # as stored; the columns may refer to a plain form of it
     payload_starts: Ints
     payload_ends: Ints
     fields: FieldTable
@@ -52,7 +52,7 @@ class EntryTable:
         return self.data[self.metadata_starts[row] : self.payload_starts[row]].tobytes()
 
     def payload_bytes(self, row: int) -> bytes:
-        """The payload as it is stored."""
+        """Return the payload as stored."""
         return self.data[self.payload_starts[row] : self.payload_ends[row]].tobytes()
 
     @property
@@ -63,7 +63,7 @@ class EntryTable:
 
 
 def parse_entries(groups: Sequence[EntryGroup]) -> EntryTable:
-    """The entries of consecutive groups."""
+    """Return the entries of consecutive groups."""
     data, group_starts = _in_one_buffer(groups)
     counts = np.array([len(group.ends) for group in groups])
     first_rows = np.cumsum(counts) - counts
@@ -93,8 +93,8 @@ def parse_entries(groups: Sequence[EntryGroup]) -> EntryTable:
 
 
 def _in_one_buffer(groups: Sequence[EntryGroup]) -> tuple[Bytes, Ints]:
-    """A buffer with all groups and the padding, and where each begins. What came in one such buffer stays there: copying it would
-    cost as much as a fifth of what is done with it."""
+    """Return a buffer with all groups and the padding, and where each begins. Groups that share one such buffer are not copied:
+    that would take a fifth as long as decoding them."""
     views = [memoryview(group.data) for group in groups]
     whole = views[0].obj
     if isinstance(whole, np.ndarray) and all(view.obj is whole for view in views):
@@ -109,10 +109,10 @@ def _address(data: Bytes) -> int:
 
 
 def _metadata_ranges(data: Bytes, starts: Ints, ends: Ints) -> tuple[Ints, Ints, Bools]:
-    """Where MessageMetadata begins and ends, and the entries in which it does not fit: theirs is empty."""
+    """Return where MessageMetadata begins and ends, and the entries in which it does not fit: theirs is empty."""
     at = starts
     for marker, in_broker_prefix in ((0x02, True), (0x01, False)):
-        # Entries of a few bytes: what is read beyond them lies in the next one or in the padding, and does not count below.
+        # In entries of a few bytes, this reads bytes of the next entry or of the padding, which are ignored below.
         marked = (data[at] == 0x0E) & (data[at + 1] == marker) & (ends - at >= _CHECKSUM_BYTES)
         if not marked.any():
             continue

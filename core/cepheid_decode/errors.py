@@ -1,4 +1,4 @@
-"""What can go wrong between a question about a topic's history and its rows. Texts name the topic and what to do."""
+"""Errors of reading a topic's history. Messages name the topic and what to do."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from cepheid_ports import CepheidError
 
 
 class ScanError(CepheidError):
-    """Of every reading of history."""
+    """Base class of all errors of reading history."""
 
 
 class BadOptionError(ScanError):
-    """A value that the caller gave, with what would do instead."""
+    """An invalid value of an option; the message says what to use instead."""
 
 
 class NoSuchTopicError(ScanError):
-    """No topic of that name, or none that the pattern names."""
+    """No topic of that name, or none that matches the pattern."""
 
-    hint = "see `cepheid topics list NAMESPACE`; failOnMissingTopic=false reads what there is"
+    hint = "see `cepheid topics list NAMESPACE`; failOnMissingTopic=false ignores missing topics"
 
 
 class PlanUnavailableError(ScanError):
-    """Whoever knows where the history lies could not be asked, or cannot say now."""
+    """The plan of the history could not be requested, or is not available at the moment."""
 
     retriable = True
     hint = "check the address, and that a broker is up"
 
 
 class AdminRefusedError(ScanError):
-    """A broker's admin API said no. `status` is that of HTTP, `reason` the server's own text."""
+    """A broker's admin API rejected a request. `status` is that of HTTP, `reason` the server's own text."""
 
     hint = "401 and 403: check the token and its rights"
 
@@ -43,26 +43,26 @@ class AdminRefusedError(ScanError):
 
 
 class DataLossError(ScanError):
-    """A range that was asked for is not kept any more: trimmed, or the topic was deleted and made again."""
+    """A requested range is no longer kept: it was trimmed, or the topic was deleted and created again."""
 
     hint = "keep more (cepheid namespaces set NAMESPACE retention …), or accept the loss with failOnDataLoss=false"
 
 
 class EntriesUnreadableError(ScanError):
-    """No replica of some entries could be read, with what each bookie said."""
+    """Some entries could not be read from any replica; the message has the answer of each bookie."""
 
     retriable = True
     hint = "see which bookies are down, and `cepheid ledgers verify`"
 
 
 class DamagedEntryError(EntriesUnreadableError):
-    """Everybody who should have an entry was asked, and nobody's copy matches its digest."""
+    """All bookies that should have an entry were asked, and no copy matches its digest."""
 
     retriable = False
     hint = "onBadRecord=skip leaves such entries out and counts them, onBadRecord=null keeps a row; see `cepheid ledgers verify`"
 
 
 class BadRecordError(ScanError):
-    """A stored message that cannot be what the reader asks for: its bytes, its schema, its encryption."""
+    """A stored message that cannot be returned as requested, because of its bytes, its schema or its encryption."""
 
     hint = "onBadRecord=skip leaves such messages out and counts them, onBadRecord=null keeps their row"

@@ -1,6 +1,6 @@
-"""Where the history of topics lies: what a planner learns, and what a task of a scan is told. All of it picklable and immutable.
+"""Where the history of topics is stored: for planners, and for the tasks of a scan. All of it can be pickled and is immutable.
 
-HistoryPlan  ──►  TopicHistory per topic or partition  ──►  LedgerHistory …  ──►  Fragment …       what there is
+HistoryPlan  ──►  TopicHistory per topic or partition  ──►  LedgerHistory …  ──►  Fragment …       what exists
 ScanTask     ──►  Piece: entries first..last of one ledger  ──►  Fragment …                        what one task reads
 """
 
@@ -15,7 +15,7 @@ _SHAPING = {"KEY_VALUE": ("key.schema.type", "value.schema.type"), "PROTOBUF": (
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """Entries from `first_entry_id` to before the next fragment's lie on this ensemble (striped: docs/plan-service.md)."""
+    """Entries from `first_entry_id` to before the next fragment's are on this ensemble (striped: docs/plan-service.md)."""
 
     first_entry_id: int
     ensemble: tuple[str, ...]
@@ -23,10 +23,11 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class LedgerHistory:
-    """One ledger of a chain. `last_entry_id` is the last entry to read, -1: none; of the open ledger, up to here it is certain.
+    """One ledger of a chain. `last_entry_id` is the last entry to read, -1: none; for the open ledger, entries up to it are
+    certain.
 
-    `object_url`: the ledger's complete copy in object storage, "": there is none. A ledger that is only an object has no fragments.
-    `ticket`: the signed permission to read it from bookies; a cluster without security gives the master key instead.
+    `object_url`: the ledger's complete copy in object storage, "": there is none. A ledger that is only in object storage has no
+    fragments. `ticket`: the signed permission to read it from bookies; a cluster without security sends the master key instead.
     """
 
     ledger_id: int
@@ -40,7 +41,7 @@ class LedgerHistory:
     master_key: bytes = b""
     object_url: str = ""
     object_bytes: int = 0
-    ticket: bytes = field(default=b"", repr=False, compare=False)  # each plan has others
+    ticket: bytes = field(default=b"", repr=False, compare=False)  # differs in each plan
 
     @property
     def is_on_bookies(self) -> bool:
@@ -49,7 +50,7 @@ class LedgerHistory:
 
 @dataclass(frozen=True, slots=True)
 class TopicHistory:
-    """`topic`: full name, with its partition if it has one. `incarnation` is another when the topic was deleted and made again."""
+    """`topic`: full name, with its partition if it has one. `incarnation` changes when the topic is deleted and created again."""
 
     topic: str
     partition: int
@@ -59,7 +60,7 @@ class TopicHistory:
 
 @dataclass(frozen=True, slots=True)
 class SchemaVersion:
-    """A version of a topic's schema. `version` as entries have it (8 bytes, big-endian); `kind` as Pulsar's admin API names it."""
+    """A version of a topic's schema. `version` as in entries (8 bytes, big-endian); `kind` as in Pulsar's admin API."""
 
     version: bytes
     kind: str
@@ -68,23 +69,23 @@ class SchemaVersion:
 
     @property
     def content(self) -> tuple[str | bytes, ...]:
-        """What decides how values look: of some kinds properties do, too. Topics number equal ones as they came."""
+        """What decides how values look: for some kinds, properties do, too. Topics number the same schemas differently."""
         return self.kind, self.definition, *(self.properties.get(name, "") for name in _SHAPING.get(self.kind, ()))
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryPlan:
-    """A snapshot. `bookies`: host:port of the gRPC endpoint of each bookie that is up, after `tls://` where that takes TLS.
-    `schemas`: by topic without its partition, oldest version first; asked for separately. `ticket` goes into every read request of
-    a ledger that has none of its own; where several topics are planned each has one in `tickets`, by topic without its partition,
-    or by its whole name where it only looks like one."""
+    """A snapshot. `bookies`: host:port of the gRPC endpoint of each bookie that is up, after `tls://` if it requires TLS.
+    `schemas`: by topic without its partition, oldest version first; requested separately. `ticket` is sent in every read request
+    for a ledger that has no ticket of its own; if several topics are planned, each has one in `tickets`, by topic without its
+    partition, or by its full name if the name only looks like a partition's."""
 
     topics: tuple[TopicHistory, ...]
     bookies: Mapping[str, str]
     ticket: bytes = b""
     schemas: Mapping[str, tuple[SchemaVersion, ...]] = field(default_factory=dict)
     tickets: Mapping[str, bytes] = field(default_factory=dict)
-    racks: Mapping[str, str] = field(default_factory=dict)  # of the bookies that say where they stand
+    racks: Mapping[str, str] = field(default_factory=dict)  # of the bookies that report theirs
 
     def ticket_of(self, topic: str, partition: int) -> bytes:
         base, mark, _ = topic.rpartition("-partition-")
@@ -96,9 +97,9 @@ class Piece:
     """Entries `first_entry_id..last_entry_id` (inclusive) of one ledger.
 
     Of the first entry, the messages before `first_batch_index` are left out; of the last one, those from `end_batch_index` on
-    (-1: none). `before`: where the entries before the ledger's first lie, for messages in chunks that began there: the tails of
-    ledgers before, the oldest first. Pieces of a task share them, so that pickled they take little. `object_url`: as that of
-    LedgerHistory; with fragments too, either copy may be read. `ticket`: that of LedgerHistory.
+    (-1: none). `before`: the entries before the ledger's first, for chunked messages that begin there: the ends of the previous
+    ledgers, the oldest first. Pieces of a task share them, so that they take little space when pickled. `object_url`: as in
+    LedgerHistory; if there are also fragments, either copy may be read. `ticket`: as in LedgerHistory.
     """
 
     topic: str
@@ -113,7 +114,7 @@ class Piece:
     end_batch_index: int = -1
     before: tuple[Piece, ...] = ()
     object_url: str = ""
-    ticket: bytes = field(default=b"", repr=False, compare=False)  # each plan has others
+    ticket: bytes = field(default=b"", repr=False, compare=False)  # differs in each plan
 
 
 @dataclass(frozen=True, slots=True)

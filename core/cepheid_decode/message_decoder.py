@@ -1,14 +1,14 @@
-"""Stored entries to messages in Arrow columns.
+"""Decodes stored entries to messages in Arrow columns.
 
-    groups ─► one buffer ─► metadata of all entries ─► markers, chunks, what the filter does not want: out
-           ─► payloads unpacked, `decode_bytes` at a time ─► messages of all batches ─► rows ─► columns, those that are asked for
+    groups ─► one buffer ─► metadata of all entries ─► without markers, chunks and what the filter excludes
+           ─► payloads decompressed, `decode_bytes` at a time ─► messages of all batches ─► rows ─► the requested columns
 
-Rule 1: an entry that cannot be read as a whole is one bad record, however many messages it says it has. Bad is what protobuf or a
-codec refuses, a batch that does not add up, a chunked message without its chunks, an encrypted payload without its key, a message
-of a transaction (whether that was committed is not written in the entries), text that is no UTF-8 in a column that is asked for.
-Rule 2: FAIL raises at the first one, with its position; SKIP leaves it out; NULL gives a row without what could not be read. Of an
-encrypted one that is the payload as stored, with what decrypting takes among the properties. All are counted.
-Rule 3: an entry outside the filter's publish times is not looked into, so it is never bad.
+Rule 1: an entry that cannot be read as a whole is one bad record, however many messages it claims to have. Bad is: what protobuf or
+a codec rejects, an inconsistent batch, a chunked message without its chunks, an encrypted payload without its key, a message of a
+transaction (entries do not tell whether it was committed), text that is not UTF-8 in a requested column.
+Rule 2: FAIL raises at the first one, with its position; SKIP omits it; NULL returns a row without what could not be read. For an
+encrypted one that is the payload as stored, with what is needed to decrypt it in the properties. All are counted.
+Rule 3: an entry outside the filter's publish times is not decoded, so it is never bad.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ from cepheid_wire.payload_decryption import PayloadDecryptor
 __all__ = ["BATCH_BYTES", "DecodedMessages", "LookBack", "MessageDecoder"]
 
 BATCH_BYTES = 4 << 20
-"""Of payloads unpacked at once, soft by one entry, or `decode_bytes` if that is more: at 1 KB a message 16 MB take a sixth less
-work than 4, at 100 B as much."""
+"""Size of payloads that are decompressed at once, or `decode_bytes` if that is larger; exceeded by at most one entry. With messages
+of 1 KB, 16 MB take a sixth less work than 4; with 100 B the same."""
 BATCH_MESSAGES = 1 << 15
-"""Of messages decoded at once; soft by one entry. More, and the arrays of their numbers leave the processor's cache."""
+"""Number of messages decoded at once; exceeded by at most one entry. Larger arrays do not fit in the processor's cache."""
 MAX_ROWS = 1 << 17
-"""Of columns made at once, whatever a batch holds: a topic's name in each of ten million rows is more than a column can take."""
+"""Number of rows of a record batch, whatever a batch holds: a topic's name in each of ten million rows is too much for a column."""
 _BUNCH_BYTES = 64 << 20  # of stored entries in one buffer
-_CHECKED = ("key", "key_bytes", "producer_name", "properties", "replicated_from")  # columns that a message may not be fit for
+_CHECKED = ("key", "key_bytes", "producer_name", "properties", "replicated_from")  # columns in which values may be invalid
 
 LookBack = Callable[[Piece, int], Iterator[EntryGroup]]
 
 
 class MessageDecoder:
-    """Groups of a piece, in order and without gaps, to rows. Not for two pieces at a time."""
+    """Decodes the groups of a piece, in order and without gaps, to rows. Only one piece at a time."""
 
     def __init__(
         self, spec: ScanSpec, counters: ScanCounters, look_back: LookBack, decryptor: PayloadDecryptor | None = None
@@ -68,25 +68,25 @@ class MessageDecoder:
         self._looked_back = False
 
     def decode(self, piece: Piece, groups: Iterable[EntryGroup]) -> Iterator[pa.RecordBatch]:
-        """Rows of exactly `spec.columns`, in batches of about `BATCH_BYTES` of values. Raises BadRecordError."""
+        """Yield rows of exactly `spec.columns`, in batches of about `BATCH_BYTES` of values. Raises BadRecordError."""
         assert self._schema is not None, "typed rows are made from decode_messages"
         for messages in self.decode_messages(piece, groups):
             yield pa.record_batch([messages.column(name) for name in self._spec.columns], self._schema)
             del messages
 
     def finish(self, piece: Piece) -> Iterator[pa.RecordBatch]:
-        """Ends a piece. Chunks of messages whose last chunk lies behind it belong to who reads that: they are forgotten."""
+        """End a piece. Chunks of messages that are incomplete are discarded: the reader of the last chunk returns the message."""
         self._chunks = ChunkAssembler()
         self._looked_back = False
         return iter(())
 
     def finish_messages(self, piece: Piece) -> Iterator[DecodedMessages]:
-        """As `finish`, for who uses `decode_messages`."""
+        """Like `finish`, for callers of `decode_messages`."""
         self.finish(piece)
         return iter(())
 
     def decode_messages(self, piece: Piece, groups: Iterable[EntryGroup]) -> Iterator[DecodedMessages]:
-        """As `decode`, before columns are made: that must be done before the next messages are asked for. Never without rows."""
+        """Like `decode`, but yields messages, never without rows. Get their columns before requesting the next messages."""
         for bunch in bunches(groups, _BUNCH_BYTES):
             entries = parse_entries(bunch)
             bunch.clear()
@@ -97,8 +97,8 @@ class MessageDecoder:
                 yield from self._decode_chosen(piece, entries, plan, chosen)
 
     def _decode_chosen(self, piece: Piece, entries: EntryTable, plan: EntryPlan, chosen: Ints) -> Iterator[DecodedMessages]:
-        """The messages of the `chosen` entries. Those before a bad record are given out before it is raised: a reader that has
-        enough of them never meets it."""
+        """Yield the messages of the `chosen` entries. Those before a bad record are yielded before it is raised, so a reader that
+        stops early may not get the error."""
         try:
             rows = self._decode_slice(piece, entries, plan, chosen)
         except BadRecordError:
@@ -112,7 +112,7 @@ class MessageDecoder:
             if len(messages):
                 self._counters.messages += len(messages)
                 yield messages
-            del messages  # and its columns, before the next ones are made
+            del messages  # free its columns before the next ones are created
             if failure is not None:
                 raise failure
 
@@ -132,7 +132,7 @@ class MessageDecoder:
         alone = good & ~is_batch
         if self._spec.on_bad_record is OnBadRecord.NULL:
             alone |= ~good
-        if len(contexts):  # shown as stored, so `starts` and `ends` are right: they were not unpacked
+        if len(contexts):  # returned as stored, so `starts` and `ends` are right: they were not decompressed
             good[np.isin(chosen, list(contexts))] = True
         rows = MessageRows(
             piece=piece,
@@ -149,8 +149,8 @@ class MessageDecoder:
         return rows
 
     def _unpack(self, entries: EntryTable, plan: EntryPlan, chosen: Ints) -> tuple[Ints, Ints]:
-        """Return where the plain payloads of the `chosen` entries lie: those that were compressed or encrypted, or came in chunks,
-        lie after the stored entries."""
+        """Return the offsets of the decompressed payloads of the `chosen` entries: payloads that were compressed, encrypted or
+        chunked are copied after the stored entries."""
         starts, ends = entries.payload_starts[chosen], entries.payload_ends[chosen]
         opened = {} if self._decryptor is None else plan.decrypt(entries, chosen, self._decryptor)
         moved = [
@@ -176,7 +176,7 @@ class MessageDecoder:
         return starts, ends
 
     def _judge(self, piece: Piece, entries: EntryTable, plan: EntryPlan, bad: Ints) -> dict[int, dict[str, str]]:
-        """What is to be done about bad entries; returns the contexts of the encrypted ones that are shown."""
+        """Count or raise bad entries; return the contexts of the encrypted ones that are shown."""
         contexts: dict[int, dict[str, str]] = {}
         for row in bad.tolist():
             if self._spec.on_bad_record is OnBadRecord.FAIL:
@@ -187,9 +187,9 @@ class MessageDecoder:
         return contexts if self._spec.on_bad_record is OnBadRecord.NULL else {}
 
     def _check_columns(self, piece: Piece, messages: DecodedMessages) -> BadRecordError | None:
-        """Make the columns that a message may not be fit for, so that such messages can be left out of all of them.
+        """Create the columns in which values may be invalid, so that such messages can be left out of all columns.
 
-        Returns the failure that ends the scan after the messages that are kept."""
+        Returns the error to raise after the messages that are kept."""
         for name in self._wanted:
             if name in _CHECKED:
                 messages.column(name)
@@ -208,7 +208,7 @@ class MessageDecoder:
         return None
 
     def _join_chunks(self, piece: Piece, entries: EntryTable, plan: EntryPlan) -> None:
-        """Puts the whole payload of a chunked message in place of that of its last chunk."""
+        """Replace the payload of a message's last chunk with the whole payload of the message."""
         for row in plan.chunks:
             chunk = plan.chunk(entries, row, self._decryptor)
             if isinstance(chunk, str):
@@ -245,13 +245,13 @@ def _bad_record(piece: Piece, position: str, reason: str) -> BadRecordError:
 
 
 def wanted_columns(spec: ScanSpec) -> list[str]:
-    """The message columns that rows of `spec` are made of."""
+    """Return the message columns that are needed for the rows of `spec`."""
     names = [name.removeprefix(TYPED_PREFIX) if spec.mode is ReadMode.TYPED else name for name in spec.columns]
     return [name for name in names if name in MESSAGE_COLUMNS]
 
 
 def bunches(groups: Iterable[EntryGroup], limit_bytes: int) -> Iterator[list[EntryGroup]]:
-    """So many that one buffer holds them: offsets in Arrow columns have 32 bits. Whoever has copied a bunch empties it."""
+    """Yield lists of groups that fit in one buffer: offsets in Arrow columns have 32 bits. The caller clears each list."""
     bunch: list[EntryGroup] = []
     size_bytes = 0
     for group in groups:

@@ -1,4 +1,4 @@
-"""Places in the history of one topic (of one partition, where it has several): a message, by ledger, entry and place in a batch.
+"""Positions in the history of one topic (or one partition): a message, by ledger, entry and index in its batch.
 
 12:345       the entry 345 of ledger 12
 12:345:7     the eighth message of that entry's batch
@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from cepheid_decode.errors import BadOptionError
 
 WHOLE_ENTRY = -1
-"""In place of an index in a batch: the entry as a whole, so its first message where something starts."""
+"""Used as batch index: the whole entry, so its first message if a range starts there."""
 
 _TEXT = re.compile(r"([0-9]{1,19}):(-1|[0-9]{1,19})(?::(-1|[0-9]{1,19}))?")
-_MOST_ID = (1 << 63) - 1  # of a ledger or an entry, as they are stored
+_MOST_ID = (1 << 63) - 1  # of a ledger or an entry, as stored
 _MOST_INDEX = (1 << 31) - 1
-_SHOWN = 100  # characters of what is refused
+_SHOWN = 100  # characters of rejected text in messages
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class MessagePosition:
-    """Ordered as the topic is, as long as its ledgers' ids rise, which they do by construction of a chain."""
+    """Ordered like the topic, because the ledger ids in a chain increase."""
 
     ledger_id: int
     entry_id: int
@@ -30,17 +30,17 @@ class MessagePosition:
 
     @classmethod
     def parse(cls, text: str) -> MessagePosition:
-        """From `ledger:entry` or `ledger:entry:index`; raises BadOptionError."""
+        """Parse `ledger:entry` or `ledger:entry:index`; raises BadOptionError."""
         shown = text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
         parts = _TEXT.fullmatch(text.strip())
         if parts is None:
             raise BadOptionError(
-                f"'{shown}' is no position: write ledger:entry or ledger:entry:index, each a number from 0, like 12:345:7",
+                f"'{shown}' is not a position: write ledger:entry or ledger:entry:index, each a number from 0, like 12:345:7",
                 value=shown,
             )
         ledger_id, entry_id, index = (WHOLE_ENTRY if part is None else int(part) for part in parts.groups())
         if max(ledger_id, entry_id) > _MOST_ID or index > _MOST_INDEX:
-            raise BadOptionError(f"'{shown}' is no position: an id is at most {_MOST_ID}, an index {_MOST_INDEX}", value=shown)
+            raise BadOptionError(f"'{shown}' is not a position: an id is at most {_MOST_ID}, an index {_MOST_INDEX}", value=shown)
         return cls(ledger_id, entry_id, index)
 
     def __str__(self) -> str:

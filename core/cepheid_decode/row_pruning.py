@@ -1,6 +1,6 @@
-"""Which rows a filter wants. Entries whose metadata says enough are left out before their payload is unpacked.
+"""Applies the filter to rows. Entries that it excludes by their metadata are skipped before their payload is decompressed.
 
-A batch has one publish time, so that decides about all of its messages; its keys and event times are its messages'.
+A batch has one publish time, which decides about all of its messages; keys and event times are those of its messages.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cepheid_decode.scan_request import MAX_TIME_MS, RowFilter
 
 
 def entries_wanted(entries: EntryTable, row_filter: RowFilter) -> Bools:
-    """By publish time, of the entries that are readable; whether the others are wanted cannot be said: they are."""
+    """Return which entries are wanted by publish time; unreadable ones are, because their publish time is unknown."""
     wanted = np.ones(len(entries), bool)
     if row_filter.publish_from_ms is None and row_filter.publish_until_ms is None:
         return wanted
@@ -29,8 +29,8 @@ def entries_wanted(entries: EntryTable, row_filter: RowFilter) -> Bools:
 
 
 def keep_wanted(rows: MessageRows, row_filter: RowFilter) -> None:
-    """Leave out what the piece's borders and the filter do not want. A row without a key matches no key, and a row whose event time
-    is shown as null (none, or none that a timestamp can hold) matches no time."""
+    """Leave out rows that are outside the piece or excluded by the filter. A row without a key matches no key, and a row whose
+    event time is shown as null (absent, or not valid as a timestamp) matches no time."""
     _keep_inside(rows, rows.piece)
     if row_filter.event_from_ms is not None or row_filter.event_until_ms is not None:
         event_ms = rows.numbers(EVENT_TIME)
@@ -45,7 +45,7 @@ def keep_wanted(rows: MessageRows, row_filter: RowFilter) -> None:
 
 
 def keep_not_compacted(rows: MessageRows) -> int:
-    """Leaves out what compaction took out of batches; returns how many messages that were."""
+    """Leave out the messages of batches that compaction removed; return their number."""
     if COMPACTED_OUT not in rows.batch.fields.numbers:
         return 0
     before = len(rows)
@@ -64,7 +64,7 @@ def _keep_inside(rows: MessageRows, piece: Piece) -> None:
 
 
 def _order(rows: MessageRows) -> Ints:
-    """The index in a batch; a message alone is the first of its entry."""
+    """The index in a batch; a message that is not in a batch is the first of its entry."""
     index = rows.batch_index()
     return np.where(index == ALONE, 0, index)
 

@@ -1,4 +1,4 @@
-"""What a reader asks for, checked and without text forms: Spark's options, `scan()` and the command line are turned into this."""
+"""The request of a reader, checked and without text forms: created from Spark's options, `scan()` and the command line."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cepheid_security import ClientTls
 from cepheid_security.client_environment import NO_SECRETS, ClientSecrets
 from cepheid_wire.payload_decryption import PrivateKeyOf
 
-MAX_TIME_MS = 253_402_300_799_999  # the year 9999: beyond it there is no timestamp in Spark or Python
+MAX_TIME_MS = 253_402_300_799_999  # the year 9999: Spark and Python have no later timestamps
 
 
 class ReadMode(Enum):
-    MESSAGES = "messages"  # one row a message
-    ENTRIES = "entries"  # one row a stored entry, its bytes as they are
+    MESSAGES = "messages"  # one row per message
+    ENTRIES = "entries"  # one row per stored entry, with its bytes unchanged
     TYPED = "typed"  # the topic's schema as columns
 
 
@@ -29,20 +29,20 @@ class OnBadRecord(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PlanSource:
-    """Where to ask for the plan of a scan: at least one of the three addresses. Secrets are kept out of repr."""
+    """Where to request the plan of a scan: at least one of the three addresses. Secrets are not in repr."""
 
     service_url: str | None = None  # pulsar://host:port[,host:port], or http://…: brokers
     admin_url: str | None = None  # http://host:port[,host:port]
     metadata: str | None = None  # zk://host:port[,host:port]/path
-    secrets: ClientSecrets = NO_SECRETS  # shown to brokers
+    secrets: ClientSecrets = NO_SECRETS  # sent to brokers
     retry_s: float = 60.0
-    tls: ClientTls | None = None  # for https and for bookies with TLS; None: as the environment says
+    tls: ClientTls | None = None  # for https and for bookies with TLS; None: as in the environment
 
 
 @dataclass(frozen=True, slots=True)
 class StorageAccess:
-    """How a reader reaches object storage, where its environment does not say it. The URL of an object names the store itself; what
-    is given here counts more than what the URL or the environment says. None of it is shown by repr."""
+    """How a reader reaches object storage, if its environment does not say so. The URL of an object names the store itself; these
+    values override the URL and the environment. None of them is in repr."""
 
     access_key: str | None = field(default=None, repr=False)
     secret_key: str | None = field(default=None, repr=False)
@@ -53,20 +53,20 @@ class StorageAccess:
 
 @dataclass(frozen=True, slots=True)
 class TopicSelection:
-    """Exactly one of the two. Partitioned topics mean all their partitions, unless `partitions` names some."""
+    """Exactly one of the two. A partitioned topic means all its partitions, unless `partitions` selects some."""
 
     names: tuple[str, ...] = ()
-    pattern: str | None = None  # persistent://tenant/namespace/REGEX; REGEX alone: in public/default
+    pattern: str | None = None  # persistent://tenant/namespace/REGEX; only REGEX: in public/default
     partitions: frozenset[int] | None = None
     fail_on_missing: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """A start (inclusive) or an end (exclusive) of the range that is read; of its fields the first one that is given counts.
+    """A start (inclusive) or an end (exclusive) of the range to read; the first field that is set counts.
 
     `publish_time_ms`: the first message published then or later. `positions`: by full topic name with partition; topics that are
-    not named start at their earliest and end at their latest message. `subscription`: where that subscription stands.
+    not in it start at their earliest and end at their latest message. `subscription`: the position of that subscription.
     None of them: `earliest` or latest."""
 
     publish_time_ms: int | None = None
@@ -91,7 +91,7 @@ LATEST = Edge()
 
 @dataclass(frozen=True, slots=True)
 class RowFilter:
-    """Rows to keep; times in ms since 1970, from (inclusive) and until (exclusive); None: no bound. `keys` as text, as sent."""
+    """Rows to keep; times in ms since 1970, from (inclusive) and until (exclusive); None: no limit. `keys` as text, as sent."""
 
     publish_from_ms: int | None = None
     publish_until_ms: int | None = None
@@ -100,7 +100,7 @@ class RowFilter:
     keys: frozenset[str] | None = None
 
     def check_for(self, mode: ReadMode) -> None:
-        """Of what a user asks for. Raises BadOptionError: no rows, or all of them, would look as if that was what there is."""
+        """Check a user's filter. Raises BadOptionError if it would match no rows or all rows by mistake."""
         of_messages = (self.keys, self.event_from_ms, self.event_until_ms)
         if mode is ReadMode.ENTRIES and any(each is not None for each in of_messages):
             raise BadOptionError(
@@ -114,20 +114,20 @@ class RowFilter:
 
 @dataclass(frozen=True, slots=True)
 class ReadSettings:
-    """How bytes come from bookies to rows. Sizes in bytes.
+    """How bytes from bookies become rows. Sizes in bytes.
 
     Memory of a task: 125 to 160 MB as measured, of which 45 are in use; with 16 MiB of `decode_bytes` up to 245."""
 
     rack: str | None = None
     read_timeout_s: float = 10.0  # per chunk
     read_attempts: int = 5  # rounds over all replicas, at least
-    unreachable_s: float = 15.0  # and so long at least, if a replica may come back; busy ones 20 times
-    chunk_bytes: int = 4 << 20  # 1, 2, 4 or 8 MiB, the next one above; with no less than `decode_bytes` chunks are decoded in place
+    unreachable_s: float = 15.0  # at least this long, if a replica may come back; 20 times as long for busy ones
+    chunk_bytes: int = 4 << 20  # 1, 2, 4 or 8 MiB, rounded up; if at least `decode_bytes`, chunks are decoded in place
     decode_bytes: int = 3 << 20  # 16 MiB are hardly faster
     verify_checksum: bool = True
-    chunk_lookback: int = 1000  # entries before its own that a task may read for messages in chunks
-    tls: ClientTls | None = None  # what bookies with TLS are shown; None: as the environment says
-    prefer_bookies: bool = False  # of ledgers that bookies and object storage have; else the object is read
+    chunk_lookback: int = 1000  # entries before its own that a task may read for chunked messages
+    tls: ClientTls | None = None  # sent to bookies with TLS; None: as in the environment
+    prefer_bookies: bool = False  # for ledgers that are on bookies and in object storage; otherwise the object is read
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,8 @@ class ScanSpec:
     """What tasks need besides their pieces: small, pickled once per task.
 
     `columns` are names of the mode's columns, in the order of the rows. In typed mode the schema's columns come from `schemas` (the
-    history of one topic; `reader_version` is the version that is shown), and `columns` may name some of them too. `writers`: the
-    histories of topics, without their partitions, where they are not `schemas`.
+    history of one topic; `reader_version` is the version to show), and `columns` may contain some of them too. `writers`: the
+    histories of topics, without their partitions, that differ from `schemas`.
     """
 
     mode: ReadMode
@@ -148,14 +148,14 @@ class ScanSpec:
     schemas: tuple[SchemaVersion, ...] = ()
     reader_version: bytes | None = None
     writers: tuple[tuple[str, tuple[SchemaVersion, ...]], ...] = ()
-    plan_source: PlanSource | None = None  # to look once again where a ledger went
+    plan_source: PlanSource | None = None  # to look up again where a ledger is
     storage: StorageAccess = StorageAccess()
     decryption_keys: str | PrivateKeyOf | None = None  # package.module:function, a directory, or a function; None: no keys
 
 
 @dataclass(frozen=True, slots=True)
 class ScanRequest:
-    """A bounded scan as a whole."""
+    """A complete bounded scan."""
 
     source: PlanSource
     topics: TopicSelection

@@ -1,11 +1,12 @@
-"""One schema for the rows of several topics: which it is, and whether what another topic holds can be shown in its columns.
+"""One schema for the rows of several topics: selects it, and checks whether the messages of other topics can be shown in its
+columns.
 
-Topics need not have equal histories. While producers are upgraded one has a version that others have not yet, and one that was
-made after the upgrade begins with it. So the rows have the schema of one topic, and each message is decoded with the definition
-that its own topic's history has for its version.
+The histories of topics may differ. While producers are upgraded, one topic has a version that others do not have yet, and a topic
+that was created after the upgrade starts with it. Therefore the rows have the schema of one topic, and each message is decoded with
+the definition that its own topic's history has for its version.
 
-Rule 1. Of topics that hold no entries nothing is asked.
-Rule 2. A topic fits if any of its versions does: whether a message does that was written with another is that message's matter
+Rule 1. Topics without entries are ignored.
+Rule 2. A topic is accepted if any of its versions fits: whether a message of another version fits is decided for that message
         (`onBadRecord`).
 """
 
@@ -33,15 +34,16 @@ def base_of(topic: str) -> str:
 
 
 def histories_of(plan: HistoryPlan, topics: Iterable[str]) -> dict[str, tuple[SchemaVersion, ...]]:
-    """`topics`: with their partitions. One whose schema was deleted has none, whatever was known of it before: it may have been
-    deleted itself, and made anew for other values."""
+    """`topics`: with their partitions. A topic whose schema was deleted has an empty history, whatever was known before: the topic
+    may have been deleted as well, and created again for other values."""
     return {base: tuple(plan.schemas.get(base, ())) for base in dict.fromkeys(map(base_of, topics))}
 
 
 def rows_history(plan: HistoryPlan, reader_version: bytes | None) -> tuple[SchemaVersion, ...]:
-    """That of the topic whose schema the rows have: `reader_version` of it, None: its newest. None has a schema: nothing.
+    """Return the history of the topic whose schema the rows have: its `reader_version`, None: its newest. Empty if no topic has
+    one.
 
-    Raises BadOptionError: there is none that shows what the others hold."""
+    Raises BadOptionError: no schema can show the messages of all topics."""
     known = {topic: versions for topic, versions in plan.schemas.items() if versions}
     if reader_version is not None:
         having = {topic: all_ for topic, all_ in known.items() if any(each.version == reader_version for each in all_)}
@@ -63,8 +65,8 @@ def rows_history(plan: HistoryPlan, reader_version: bytes | None) -> tuple[Schem
 
 
 def check_shown(shown: SchemaVersion, histories: Histories) -> None:
-    """Of topics that hold what is read. Raises BadOptionError that names the first whose messages cannot be shown so."""
-    known: dict[_Content, str] = {}  # topics are many, and schemas few
+    """For topics that are read. Raises BadOptionError that names the first whose messages cannot be shown in these columns."""
+    known: dict[_Content, str] = {}  # there are many topics and few schemas
     for topic, versions in histories.items():
         why = "it has no schema"
         for version in reversed(versions):
@@ -83,7 +85,8 @@ def check_shown(shown: SchemaVersion, histories: Histories) -> None:
 
 
 def _shows_all(known: Histories, reader_version: bytes | None) -> str | None:
-    """The topic whose schema does. Of several one that is no older version of another's, with the most columns, the first."""
+    """Return the topic whose schema shows all others. Of several, one that is not an older version of another's, with the most
+    columns, the first."""
     shown = {topic: shown_schema(versions, reader_version) for topic, versions in sorted(known.items())}
     distinct: dict[_Content, str] = {}
     for topic, schema in shown.items():
@@ -96,7 +99,7 @@ def _shows_all(known: Histories, reader_version: bytes | None) -> str | None:
 
 
 def _is_older(one: SchemaVersion, other: SchemaVersion, histories: Iterable[Sequence[SchemaVersion]]) -> bool:
-    """Whether a topic that had `one` has `other` since, and none the other way round."""
+    """Whether some topic had `one` and later `other`, and no topic in the reverse order."""
     places = [[each.content for each in versions] for versions in histories]
     both = [each for each in places if one.content in each and other.content in each]
     ahead = {_last(each, one.content) < _last(each, other.content) for each in both}
@@ -108,8 +111,8 @@ def _last(contents: Sequence[_Content], content: _Content) -> int:
 
 
 def _why_not(writer: SchemaVersion, shown: SchemaVersion) -> str:
-    """Why values of another topic's schema cannot be shown as this one; nothing: they can. Fields with defaults fit any record,
-    and JSON any definition: so records must have one name, too."""
+    """Return why values of another topic's schema cannot be shown as this one, or an empty string. Fields with defaults fit any
+    record, and JSON fits any definition: therefore records must also have the same name."""
     if writer.content == shown.content:
         return ""
     try:
@@ -119,7 +122,7 @@ def _why_not(writer: SchemaVersion, shown: SchemaVersion) -> str:
         own, other = _record_name(writer), _record_name(shown)
         if own != other:
             return f"its record is {own}, not {other}"
-        if writer.kind == shown.kind == "JSON":  # where values are read by names alone
+        if writer.kind == shown.kind == "JSON":  # values are read only by names
             writer, shown = (SchemaVersion(each.version, "AVRO", each.definition) for each in (writer, shown))
         rows_decoder(writer, shown)
     except (DifferentSchemaError, BadOptionError) as error:
@@ -128,7 +131,7 @@ def _why_not(writer: SchemaVersion, shown: SchemaVersion) -> str:
 
 
 def _record_name(schema: SchemaVersion) -> str | None:
-    """Without its namespace; None: it is no record. Raises BadOptionError."""
+    """Return the name without its namespace; None: it is not a record. Raises BadOptionError."""
     match schema.kind:
         case "AVRO" | "JSON":
             node = parse_avro(schema.definition)

@@ -1,4 +1,4 @@
-"""Rows in the columns of a topic's schema: values of messages, decoded by kind of schema, beside what the broker knows of each.
+"""Rows in the columns of a topic's schema: values of messages, decoded by kind of schema, and the broker's metadata of each.
 
 MessageDecoder ──► values, keys, schema versions ──► TypedColumns ──► the schema's columns
               └──► positions, times, properties … ───────────────────► `__name` columns, and `_error`
@@ -32,7 +32,7 @@ _NEEDED = ("value", "key_bytes", "ledger_id", "entry_id", "batch_index")
 
 
 class Messages(Protocol):
-    """What typed rows are made of: the face of DecodedMessages."""
+    """The part of DecodedMessages that typed rows use."""
 
     def __len__(self) -> int: ...
 
@@ -52,7 +52,7 @@ class Messages(Protocol):
 
 
 class TypedRows:
-    """A decoder of the same face as MessageDecoder."""
+    """A decoder with the same interface as MessageDecoder."""
 
     def __init__(
         self,
@@ -78,11 +78,11 @@ class TypedRows:
             del messages
 
     def rows(self, piece: Piece, messages: Messages) -> Iterator[pa.RecordBatch]:
-        """Rows of messages that were counted as given out. Raises BadRecordError, after the rows before the message."""
+        """Yield rows of messages that were already counted. Raises BadRecordError, after the rows before that message."""
         try:
             rows = self._rows(piece, messages)
         except BadRecordError as error:
-            # The rows before it first: a reader that has enough of them never meets it.
+            # The rows before it first: a reader that stops early may not get the error.
             row = error.facts.get("row")
             if isinstance(row, int) and row > 0:
                 self._counters.messages -= len(messages) - row
@@ -111,7 +111,7 @@ class TypedRows:
         return rows
 
     def _typed(self, topic: str) -> TypedColumns:
-        """What a version means is each topic's own."""
+        """Each topic has its own numbering of versions."""
         base = base_of(topic)
         writers = self._writers.get(base)
         key = "" if writers is None else base
@@ -130,7 +130,7 @@ class TypedRows:
 
 
 def _placed(error: BadRecordError, piece: Piece, messages: Messages) -> BadRecordError:
-    """The same with the place of the message, where the error names its row."""
+    """Return the same error with the position of the message, if the error names its row."""
     row = error.facts.get("row")
     if not isinstance(row, int):
         return BadRecordError(f"{piece.topic}: {error.args[0]}", topic=piece.topic, ledger_id=piece.ledger_id, **error.facts)

@@ -1,4 +1,4 @@
-"""Ports to the outside world (threads, clock, randomness), owned tasks, and the root of all errors."""
+"""Ports to the outside world (threads, clock, randomness), tasks with an owner, and the base class of all errors."""
 
 from cepheid_ports.addresses import HOST_PATTERN, host_of, host_port
 from cepheid_ports.errors import CepheidError

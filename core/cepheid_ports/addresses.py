@@ -1,13 +1,13 @@
-"""Host and port as one text."""
+"""Host and port as one string."""
 
 from __future__ import annotations
 
 HOST_PATTERN = r"^[A-Za-z0-9._:%-]{1,255}$"
-"""A name or an address that others can be told; an IPv6 address without brackets."""
+"""A host name or address that can be given to other processes; an IPv6 address without brackets."""
 
 
 def host_port(host: str, port: int) -> str:
-    """`host:port`; an IPv6 address in brackets, since it is full of colons itself."""
+    """Return `host:port`; an IPv6 address in brackets, because it contains colons itself."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -1,4 +1,4 @@
-"""The root of every operating error, and the shape they share."""
+"""The base class of every operating error."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 
 class CepheidError(Exception):
-    """An operating error or bad input: what happened, to which object, and what to do.
+    """An operating error or invalid input: what happened, to which object, and what to do.
 
-    `retriable` is for callers: the same call may succeed later without anybody's action. `hint` is for the operator:
+    `retriable` is for callers: the same call may succeed later without anyone doing anything. `hint` is for the operator:
     what to do about it. `facts` are the fields of the log line.
     """
 

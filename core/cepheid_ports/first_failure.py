@@ -1,4 +1,4 @@
-"""The first part of a process that failed for good ends the process: who waits for the end hears its reason."""
+"""The first part of a process that fails permanently ends the process; `wait` raises its error."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from cepheid_ports.errors import CepheidError
 
 
 class ProcessFailedError(CepheidError):
-    """A part of the process failed in a way that only a restart can mend."""
+    """A part of the process failed, and only a restart can repair it."""
 
     hint: ClassVar[str] = "start it again: what was acknowledged is on disk"
 
 
 class FirstFailure:
-    """Made inside the running loop. `report` is the `on_failed` of every part."""
+    """Create it in the running loop. Pass `report` as `on_failed` to every part."""
 
     def __init__(self) -> None:
         self._failed: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
@@ -28,7 +28,7 @@ class FirstFailure:
             self._failed.set_result(error)
 
     async def wait(self, stop: asyncio.Event) -> None:
-        """Returns when `stop` is set. Raises ProcessFailedError when a part failed before."""
+        """Return when `stop` is set. Raises ProcessFailedError if a part fails before."""
         stopping = asyncio.ensure_future(stop.wait())
         waiting: list[asyncio.Future[Any]] = [stopping, self._failed]
         try:

@@ -1,6 +1,6 @@
-"""What the outside world gives a process: wall clock, randomness, threads. The simulator gives its own.
+"""What a process gets from the outside world: wall clock, randomness, threads. The simulator provides its own.
 
-Loop time (`asyncio.get_running_loop().time()`) serves deadlines; `wall_ms` serves people and records.
+Use loop time (`asyncio.get_running_loop().time()`) for deadlines, and `wall_ms` for people and records.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _new_thread_worker(name: str, threads: int) -> Worker:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Injected at the top, handed down to whoever needs one of them."""
+    """Created at the top and passed to the code that needs one of them."""
 
     wall_ms: Callable[[], int] = _system_wall_ms
     random: random.Random = field(default_factory=random.SystemRandom)

@@ -1,7 +1,7 @@
-"""Data directories are private: they hold messages, and the master keys of ledgers. Files are 0640 or stricter, directories 0750.
+"""Makes data directories private: they hold messages and the master keys of ledgers. Files are 0640 or stricter, directories 0750.
 
-RocksDB and ZooKeeper choose the modes of their files themselves, so the process's umask limits them, and what an older release
-created is tightened when it is opened.
+RocksDB and ZooKeeper choose the modes of their files themselves, so the process's umask limits them, and the modes of files that an
+older release created are restricted when they are opened.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ _FILE_BITS, _DIRECTORY_BITS = 0o640, 0o750
 
 
 def make_new_files_private() -> None:
-    """Limit the modes of all files that this process and its children create. A stricter umask stays as it is."""
+    """Limit the modes of all files that this process and its children create. A stricter umask is kept."""
     os.umask(os.umask(PRIVATE_UMASK) | PRIVATE_UMASK)
 
 
 def make_private(directory: Path, names: Sequence[str] | None = None) -> None:
-    """Remove the permissions of others from `directory` and what is in it, where this user may. Blocking.
+    """Remove the permissions of others from `directory` and its contents, if this user is allowed to. Blocking.
 
-    `names`: only entries whose names begin so are ours; None: all are. Symbolic links are not followed, and a directory in which
-    every user has files of their own (such as /tmp) keeps its mode.
+    `names`: only entries whose names begin with these are ours; None: all are. Symbolic links are not followed, and a directory in
+    which all users create files (such as /tmp) keeps its mode.
     """
     refused = [path for path in _inside(directory, names) if not _tighten(path)]
     if refused:
@@ -54,7 +54,7 @@ def _tighten(path: str) -> bool:
         if private != mode:
             os.chmod(path, stat.S_IMODE(private))
     except FileNotFoundError:
-        pass  # it was removed meanwhile
+        pass  # it was removed in the meantime
     except OSError:
         return False
     return True

@@ -1,16 +1,17 @@
-"""How the C library keeps memory for a process that moves buffers of about a megabyte, with every block and message.
+"""Settings of the C library's heap for a process that moves buffers of about a megabyte with every block and message.
 
-**Large buffers.** By default glibc gives freed memory back to the kernel and gets it again, page by page: two thirds of what a
-bookie spends on a megabyte that is scanned (2.2 ms instead of 1.3). The price of keeping them: up to 64 MiB that nobody uses stay
-with the process; what is free beyond that, at the end of the heap, goes back as ever.
+**Large buffers.** By default glibc returns freed memory to the kernel and requests it again, page by page: two thirds of what a
+bookie spends on a scanned megabyte (2.2 ms instead of 1.3). Keeping the memory costs up to 64 MiB that stay with the process
+unused; free memory beyond that, at the end of the heap, is still returned.
 
-**One heap for all threads.** Chunks pass through threads of gRPC, of a read and of the decoder, and glibc has a heap for each:
+**One heap for all threads.** Chunks pass through the threads of gRPC, of a read and of the decoder, and glibc has a heap for each:
 
-    own heaps       thread ── heap ── freed, for this thread alone       eight for each core
+    own heaps       thread ── heap ── freed, only for this thread        eight for each core
     one heap        thread ─┐
-                    thread ─┴ heap ── freed, for the next who asks
+                    thread ─┴ heap ── freed, for any thread
 
-Measured on a task of a scan: a third to two fifths of its memory, and no more processor time, as little is allocated at a time.
+Measured with a scan task: it saves between 33 and 40 % of its memory, and takes no more processor time, because little memory is
+allocated at a time.
 """
 
 from __future__ import annotations
@@ -19,21 +20,21 @@ import sys
 from functools import cache
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # malloc.h of glibc
-_MMAP_THRESHOLD_BYTES = 32 << 20  # the most that glibc takes
+_MMAP_THRESHOLD_BYTES = 32 << 20  # the largest that glibc accepts
 _TRIM_THRESHOLD_BYTES = 64 << 20
 
 
 @cache
 def keep_large_buffers() -> bool:
-    """Of the whole process, once. False where the C library has nothing to tell: then nothing changes."""
+    """Set it for the whole process, once. False if the C library has no such setting: then nothing changes."""
     return _tell(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES) and _tell(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES)
 
 
 @cache
 def share_one_arena() -> bool:
-    """Of the whole process, for threads that are started from now on; so it is not for libraries to decide, but for workers.
+    """Set it for the whole process, for threads that are started afterwards; so workers should decide this, not libraries.
 
-    False where the C library has nothing to tell: then nothing changes."""
+    False if the C library has no such setting: then nothing changes."""
     return _tell(_M_ARENA_MAX, 1)
 
 

@@ -1,4 +1,4 @@
-"""What the process itself takes: memory, processor time, open files."""
+"""Metrics of the process itself: memory, processor time, open files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from cepheid_ports.prometheus import Family, counter, gauge
 
-_PROC = "/proc/self"  # not a disk: the kernel answers from memory, so reading it in the loop blocks nobody
+_PROC = "/proc/self"  # not a disk: the kernel answers from memory, so reading it in the loop does not block
 
 
 def process_families() -> Iterator[Family]:
@@ -27,7 +27,7 @@ def process_families() -> Iterator[Family]:
 
 
 def resident_bytes() -> int:
-    """Linux tells it as of now; elsewhere it is the largest that was."""
+    """Current resident memory on Linux; elsewhere its maximum so far."""
     try:
         with open(f"{_PROC}/statm", "rb") as statm:
             return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,6 +1,6 @@
-"""The text format of Prometheus (version 0.0.4), written by hand: a few lines here instead of a library in every process.
+"""The text format of Prometheus (version 0.0.4), written by hand: a few lines, so that processes do not need a library.
 
-Names follow Prometheus: base units, `_total` for what only grows, no label per message, consumer or ledger.
+Names follow Prometheus: base units, `_total` for what only increases, no label per message, consumer or ledger.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def gauge(name: str, help: str, value: float, **labels: str) -> Family:
 
 
 def histogram(name: str, help: str, buckets: Iterable[tuple[float, int]], total: float, **labels: str) -> Family:
-    """`buckets`: (upper bound, observations up to it and above the bound before), ascending; the last bound is infinity."""
+    """`buckets`: (upper bound, observations up to it and above the previous bound), ascending; the last bound is infinity."""
     samples, count = [], 0
     for bound, observations in buckets:
         count += observations
@@ -51,7 +51,7 @@ def histogram(name: str, help: str, buckets: Iterable[tuple[float, int]], total:
 
 
 def encode(families: Iterable[Family]) -> str:
-    """Families of one name (one per bookie, say) become one block, as the format demands."""
+    """Families of one name (for example, one per bookie) become one block, as the format requires."""
     merged: dict[str, list[Family]] = {}
     for family in families:
         merged.setdefault(family.name, []).append(family)

@@ -1,4 +1,4 @@
-"""Where a process runs: `region/rack`, or a rack in no region (a text without a slash)."""
+"""Where a process runs: `region/rack`, or a rack without a region (no slash)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ ELSEWHERE: Final = 2
 
 
 def region_of(rack: str) -> str:
-    """Return the region of a rack, which is empty for a rack in no region."""
+    """Return the region of a rack, which is empty for a rack without a region."""
     return rack.partition("/")[0] if "/" in rack else ""
 
 
 def rack_distance(own: str | None, other: str | None) -> int:
-    """Return SAME_RACK, SAME_REGION or ELSEWHERE. What stands in no known place is elsewhere."""
+    """Return SAME_RACK, SAME_REGION or ELSEWHERE. An unknown rack is elsewhere."""
     if own is None or other is None:
         return ELSEWHERE
     if own == other:

@@ -1,9 +1,9 @@
-"""Log lines for what peers can repeat at will: the first at once, then one for many every half minute.
+"""Log lines about events that peers can repeat as often as they like: the first at once, then one for many every 30 seconds.
 
 producer.refused  0.0 s  logged          0.1 s, 0.3 s, 0.7 s … counted          30.2 s  logged, repeated=12
 
-What is new each time, as names that a client makes up, is logged too, up to MAX_LINES in a window; the first line of the next one
-says how many there were above that.
+Events that differ each time, such as names that a client invents, are logged too, up to MAX_LINES in a window; the first line of
+the next window gives the number of those that were not logged.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ _DETAILS = re.compile(r"'[^']*'|[0-9]+")
 
 
 def without_details(reason: str) -> str:
-    """Return a reason without what a peer may choose in it: for `key`, reasons that differ in nothing else count as the same."""
+    """Return a reason without the parts that a peer may choose: as `key`, reasons that differ only in them count as the same."""
     return _DETAILS.sub("", reason)
 
 
 class RefusalLog:
-    """One per broker. Keys beyond the bound are forgotten, oldest first: they count as new when they come again."""
+    """One per broker. Keys above the limit are removed, oldest first; they count as new when they occur again."""
 
     def __init__(self) -> None:
-        self._seen: OrderedDict[tuple[str, Hashable], tuple[float, int]] = OrderedDict()  # logged at; repeated since
+        self._seen: OrderedDict[tuple[str, Hashable], tuple[float, int]] = OrderedDict()  # time of logging; repetitions since
         self._window_from = 0.0
         self._lines = self._unlogged = 0  # since then
 
     def note(self, event: str, key: Hashable, *, level: int = logging.INFO, **extra: Any) -> None:
-        """`key` says what counts as the same: a topic and a code, say."""
+        """`key` defines what counts as the same, for example a topic and a code."""
         now = asyncio.get_running_loop().time()
         logged_at, repeated = self._seen.get((event, key), (-WINDOW_S, 0))
         if now - logged_at < WINDOW_S:

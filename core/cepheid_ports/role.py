@@ -1,7 +1,7 @@
-"""What a process is: opened in order, closed in reverse, ended by the first part that fails for good.
+"""A process role: opened in order, closed in reverse, ended by the first part that fails permanently.
 
 starting ──► serving ──► stopping ──► stopped
-    └── fails, is cancelled: what was opened is closed, and the reason raised
+    └── fails, is cancelled: everything opened is closed, and the error raised
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from cepheid_ports.first_failure import FirstFailure
 
 
 class Role(ABC):
-    """`start` once, `aclose` once. Made inside the running loop."""
+    """Call `start` once and `aclose` once. Create it in the running loop."""
 
     def __init__(self) -> None:
         self._opened = AsyncExitStack()
-        """Gets the end of whatever `_start` opens, at once."""
+        """`_start` adds to it at once how to close what it opened."""
         self._failure = FirstFailure()
         self._phase = "starting"
 
     @abstractmethod
     async def _start(self) -> None:
-        """Returns when it serves. Raises CepheidError."""
+        """Return when it serves. Raises CepheidError."""
 
     async def start(self) -> None:
-        """Returns when it serves. Raises CepheidError, having closed everything."""
+        """Return when it serves. Raises CepheidError, after closing everything."""
         try:
             await self._start()
         except BaseException:
@@ -36,7 +36,7 @@ class Role(ABC):
         self._phase = "serving"
 
     async def wait_until_stopped(self, stop: asyncio.Event) -> None:
-        """Returns when `stop` is set; raises ProcessFailedError when a part failed for good."""
+        """Return when `stop` is set; raises ProcessFailedError if a part failed permanently."""
         await self._failure.wait(stop)
 
     async def aclose(self) -> None:

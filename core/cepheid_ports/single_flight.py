@@ -1,6 +1,6 @@
-"""One piece of work for everybody who asks for it at the same time.
+"""Work that is done once for all callers that ask for it at the same time.
 
-Each caller may give up; the work is cancelled when the last of them did. A failure reaches all of them.
+Each caller may be cancelled; the work is cancelled when its last caller was. All callers get an error of the work.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class SingleFlight(Generic[K, T]):
         finally:
             flight.waiting -= 1
             if not flight.waiting and not flight.task.done():
-                self._forget(key, flight)  # the next caller starts anew
+                self._forget(key, flight)  # the next caller starts it again
                 flight.task.cancel()
 
     async def aclose(self) -> None:
-        """Cancels what is under way; its callers get `closed_error`."""
+        """Cancel the running work; its callers get `closed_error`."""
         self._closed = True
         tasks = [flight.task for flight in self._flights.values()]
         for task in tasks:
@@ -74,6 +74,6 @@ class _Flight(Generic[T]):
 
 
 def _retrieve(task: asyncio.Task[T]) -> None:
-    """A failure that came when every caller had given up is nobody's any more."""
+    """An error that occurs after all callers were cancelled is ignored."""
     if not task.cancelled():
         task.exception()

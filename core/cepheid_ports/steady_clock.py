@@ -1,7 +1,7 @@
-"""Wall-clock time by which data may be given up: never faster than the loop's since it was made.
+"""Wall-clock time for the expiry of data: since its creation, it never runs faster than the loop's clock.
 
-A wall clock that jumps ahead expires nothing; one that jumps back only delays, also when it is right again (`stamp_ms`).
-One that was wrong when this was made cannot be told from a right one: what must not go by it alone asks `age_s` too.
+If the wall clock jumps ahead, nothing expires; if it jumps back, expiry is only delayed, also after it is corrected (`stamp_ms`).
+A clock that was wrong when this was created cannot be detected: code that must not rely on it alone also checks `age_s`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ class SteadyClock:
 
     @property
     def age_s(self) -> float:
-        """By the loop's clock, which is sane."""
+        """By the loop's clock, which is monotonic."""
         return asyncio.get_running_loop().time() - self._made_at
 
     def now_ms(self) -> int:
-        """By which something is old enough: rather too early."""
+        """Use it to decide whether something is old enough: it is rather too early."""
         return min(self._wall_ms(), self._by_the_loop_ms)
 
     def stamp_ms(self) -> int:
-        """From which something will be counted as old: rather too late. Else a clock that was set back makes it old at once."""
+        """Use it to record when something starts to age: it is rather too late. Otherwise, after the clock was set back, it would
+        be old at once."""
         return max(self._wall_ms(), self._by_the_loop_ms)
 
     @property

@@ -1,4 +1,4 @@
-"""Tasks with an owner: nothing runs that nobody awaits, cancels, or hears of."""
+"""Tasks with an owner: every task is cancelled and awaited by its owner, which is notified of its error."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ log = logging.getLogger(__name__)
 
 
 class TaskOwner:
-    """Work of one object that outlives the call which started it (inside one call use `asyncio.TaskGroup`).
+    """Tasks of one object that outlive the call that started them (within one call use `asyncio.TaskGroup`).
 
-    A failure reaches `on_error`, since a log line alone leaves a zombie: an object that looks alive and does nothing.
+    An error is passed to `on_error`; if it were only logged, an object could seem to work and do nothing.
     """
 
     def __init__(self, owner: str, on_error: Callable[[BaseException], None] | None = None) -> None:
@@ -42,7 +42,7 @@ class TaskOwner:
             self._on_error(error)
 
     async def aclose(self) -> None:
-        """Cancels what still runs and waits until it has ended."""
+        """Cancel the running tasks and wait for their end."""
         assert asyncio.current_task() not in self._tasks, "a task cannot wait for its own end"
         running = list(self._tasks)
         for task in running:

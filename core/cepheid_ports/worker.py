@@ -1,9 +1,9 @@
-"""Threads behind a port: the only module that starts one.
+"""Threads behind a port: the only module that starts threads.
 
     loop ──submit(work, on_done)──► worker thread: work() ──► one loop callback per group ──► on_done(result, error)
 
-The simulator replaces `ThreadWorker` by one that runs `work` inside the loop at a chosen virtual time, so everything that
-blocks (disk, RocksDB) is reached through `Worker` and nothing else.
+The simulator replaces `ThreadWorker` with one that runs `work` in the loop at a chosen virtual time, so everything that blocks
+(disk, RocksDB) must go through `Worker`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ OnDone = Callable[[Any, BaseException | None], None]
 
 
 class Worker(Protocol):
-    """Runs blocking work off the loop, in the order of submission (`threads` = 1), and reports in the loop."""
+    """Runs blocking work outside the loop, in the order of submission (if `threads` = 1), and reports in the loop."""
 
     def submit(self, work: Callable[[], Any], on_done: OnDone) -> None:
-        """Queues `work`. `on_done(result, error)` runs in the loop; exactly one of the two is not None, or both are None
+        """Queue `work`. `on_done(result, error)` runs in the loop; exactly one of the two is not None, or both are None
         for work that returns None. `on_done` must not raise."""
 
     async def run(self, work: Callable[[], T]) -> T:
-        """Queues `work` and waits. Cancelling the wait does not stop the work. Workers inherit this; they only have to `submit`."""
+        """Queue `work` and wait for it. Cancelling the wait does not stop the work. Subclasses only have to implement `submit`."""
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
         def on_done(result: T, error: BaseException | None) -> None:
@@ -42,11 +42,11 @@ class Worker(Protocol):
         return await done
 
     async def aclose(self) -> None:
-        """Waits for everything submitted, then ends the threads. Later calls of `submit` are bugs."""
+        """Wait for all submitted work, then end the threads. Calling `submit` afterwards is a bug."""
 
 
 class ThreadWorker(Worker):
-    """Named threads with one queue. The bound is the caller's: it submits groups and knows how many it has outstanding."""
+    """Named threads with one queue. Callers limit its length: they submit groups and know how many are outstanding."""
 
     def __init__(self, name: str, threads: int = 1) -> None:
         self._name = name
@@ -84,7 +84,7 @@ class ThreadWorker(Worker):
             work, on_done = item
             try:
                 result, error = work(), None
-            except BaseException as caught:  # reported to the owner, who decides
+            except BaseException as caught:  # passed to the owner, who decides
                 result, error = None, caught
             with self._lock:
                 self._finished.append((on_done, result, error))
@@ -92,7 +92,7 @@ class ThreadWorker(Worker):
             if wake:
                 try:
                     self._loop.call_soon_threadsafe(self._report)
-                except RuntimeError:  # the loop is closed: nobody is left to report to
+                except RuntimeError:  # the loop is closed, so nothing can be reported
                     return
 
     def _report(self) -> None:

@@ -1,4 +1,4 @@
-"""Codec of the Pulsar binary protocol: frames, commands, tails, names. No I/O, no clock, no connection."""
+"""Codec of the Pulsar binary protocol: frames, commands, tails, names. No I/O, clock or connection."""
 
 from cepheid_wire import pulsar_api_pb2
 from cepheid_wire.batch import decode_batch, encode_batch

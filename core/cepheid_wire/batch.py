@@ -1,7 +1,5 @@
-"""The payload of a batch, not compressed: its messages one after the other. For tools; a broker never looks inside.
-
-4 bytes size of SingleMessageMetadata │ SingleMessageMetadata │ `payload_size` bytes of body
-
+"""The payload of a batch, not compressed: its messages, one after the other. For tools; a broker does not read it.
+for each message (protocol.md §10.2).
 for each message (protocol.md §10.2).
 """
 
@@ -21,7 +19,7 @@ _size = Struct(">I").pack
 
 
 def decode_batch(payload: bytes | memoryview, num_messages: int) -> Iterator[tuple[pb.SingleMessageMetadata, memoryview]]:
-    """The messages of a batch; bodies are views of `payload`. Raises BadTailError when it does not hold exactly `num_messages`."""
+    """Yield the messages of a batch; bodies are views of `payload`. Raises BadTailError if there are not exactly `num_messages`."""
     view = memoryview(payload)
     start = 0
     for index in range(num_messages):
@@ -40,16 +38,16 @@ def decode_batch(payload: bytes | memoryview, num_messages: int) -> Iterator[tup
         start = body_start + metadata.payload_size
         if metadata.payload_size < 0 or start > len(view):
             raise BadTailError(
-                f"message {index} says it has {metadata.payload_size} bytes, {len(view) - body_start} are left",
+                f"message {index} claims {metadata.payload_size} bytes, {len(view) - body_start} are left",
                 payload_bytes=len(view),
             )
         yield metadata, view[body_start:start]
     if start != len(view):
-        raise BadTailError(f"{len(view) - start} bytes behind a batch of {num_messages}", payload_bytes=len(view))
+        raise BadTailError(f"{len(view) - start} bytes after a batch of {num_messages}", payload_bytes=len(view))
 
 
 def encode_batch(messages: Iterable[tuple[pb.SingleMessageMetadata, bytes | memoryview]]) -> bytes:
-    """The payload of a batch; sets `payload_size` of each metadata."""
+    """Return the payload of a batch; sets `payload_size` in each metadata."""
     pieces: list[bytes | memoryview] = []
     for metadata, body in messages:
         metadata.payload_size = len(body)

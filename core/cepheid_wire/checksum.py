@@ -1,12 +1,12 @@
-"""The tail of a SEND or MESSAGE frame, and the CRC32C in front of it.
+"""The tail of a SEND or MESSAGE frame, and the CRC32C before it.
 
-    offset 0    2   0x0e01          these two may be absent: then metadataSize comes first. A size never looks like 0x0e01,
-           2    4   CRC32C          it would be more than 200 MB
+    offset 0    2   0x0e01          these two may be absent: then it begins with metadataSize. A size never looks like
+           2    4   CRC32C          0x0e01, because it would be more than 200 MB
            6    4   metadataSize = M    ┐
-           10   M   MessageMetadata     │ counted in the CRC
+           10   M   MessageMetadata     │ covered by the CRC
            10+M     payload             ┘
-A tail is stored and delivered byte for byte as the producer sent it, so its checksum stays valid from end to end. Only one
-that came without is given one: Go's client takes a message without checksum for damaged (protocol.md §1.2).
+A tail is stored and delivered unchanged, as the producer sent it, so its checksum stays valid from end to end. A checksum is added
+only to a tail without one: Go's client treats a message without checksum as damaged (protocol.md §1.2).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CHECKSUM_BYTES = 6  # marker and CRC
 
 
 def _load_crc32c(data: bytes | memoryview, crc: int = 0) -> int:
-    """Import the library and compute. Its package takes 15 ms to import, which commands that exchange no message save."""
+    """Import the library and compute. The import takes 15 ms, which commands that exchange no messages save."""
     global _crc32c
     from crc32c import crc32c
 
@@ -39,7 +39,7 @@ def has_checksum(tail: bytes | memoryview) -> bool:
 
 
 def crc32c_of(*parts: bytes | memoryview) -> int:
-    """Return the CRC32C of bytes that follow each other."""
+    """Return the CRC32C of the concatenated parts."""
     crc = 0
     for part in parts:
         crc = _crc32c(part, crc)
@@ -47,7 +47,7 @@ def crc32c_of(*parts: bytes | memoryview) -> int:
 
 
 def verify_tail(tail: bytes | memoryview) -> bool:
-    """Return whether the tail has a checksum. Raises ChecksumMismatchError when it is wrong."""
+    """Whether the tail has a checksum. Raises ChecksumMismatchError if it is wrong."""
     if len(tail) < CHECKSUM_BYTES:
         return False
     marker, expected = _marker_and_crc_at(tail)
@@ -66,7 +66,7 @@ def verify_tail(tail: bytes | memoryview) -> bool:
 
 
 def add_checksum(tail: bytes | memoryview) -> bytes:
-    """The tail with its checksum in front. One that has a checksum already is the caller's to keep as it is."""
+    """Return the tail with its checksum added. Raises BadTailError if it already has one."""
     if has_checksum(tail):
         raise BadTailError("the tail has a checksum already", tail_bytes=len(tail))
     return b"".join((_marker_and_crc.pack(CHECKSUM_MARKER, _crc32c(tail)), tail))

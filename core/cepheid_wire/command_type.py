@@ -1,4 +1,4 @@
-"""The numbers of all commands, as constants that compare with `Frame.type`."""
+"""The numbers of all commands, as constants to compare with `Frame.type`."""
 
 from __future__ import annotations
 

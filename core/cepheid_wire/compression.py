@@ -1,11 +1,11 @@
-"""Payloads as producers compress them: the whole message or batch, before it is encrypted (protocol.md §10.2). For tools and admin
-calls: a broker stores and delivers what it was sent.
+"""Decompresses payloads: the whole message or batch, before it is encrypted (protocol.md §10.2). For tools and admin calls: a
+broker stores and delivers payloads unchanged.
 
 LZ4 │ one raw block, no frame header       ZLIB │ a zlib stream, perhaps without its end
 ZSTD │ one frame                           SNAPPY │ raw, no frame header
 
-The output is as large as the metadata says, or the payload is refused: nothing that a peer sent decides how much memory is taken
-beyond `MAX_UNCOMPRESSED_BYTES`.
+The output must be as large as the metadata says, or the payload is rejected: what a peer sends cannot make this process allocate
+more than `MAX_UNCOMPRESSED_BYTES`.
 """
 
 from __future__ import annotations
@@ -19,14 +19,12 @@ MAX_UNCOMPRESSED_BYTES = 64 << 20  # twelve times the largest message that clien
 
 
 def decompress(compression: int, payload: bytes | memoryview, uncompressed_size: int) -> bytes:
-    """Raises BadTailError when the payload is not that, or not `uncompressed_size` long."""
+    """Raises BadTailError if the payload is not compressed that way, or is not `uncompressed_size` long."""
     if compression == pb.NONE:
         return bytes(payload)
     kind = pb.CompressionType.Name(compression)
     if not 0 <= uncompressed_size <= MAX_UNCOMPRESSED_BYTES:
-        message = (
-            f"{kind} payload says it has {uncompressed_size} bytes uncompressed, {MAX_UNCOMPRESSED_BYTES} are unpacked at most"
-        )
+        message = f"{kind} payload claims {uncompressed_size} bytes uncompressed, the limit is {MAX_UNCOMPRESSED_BYTES}"
         raise BadTailError(message, uncompressed_size=uncompressed_size)
     try:
         data = _decompressed(compression, payload, uncompressed_size)

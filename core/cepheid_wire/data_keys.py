@@ -1,12 +1,12 @@
-"""Data keys, encrypted for the public keys of those who may read: by RSA-OAEP with SHA-1, or by ECIES for keys of elliptic curves.
+"""Data keys, encrypted with the public keys of the readers: by RSA-OAEP with SHA-1, or by ECIES for elliptic-curve keys.
 
-ECIES has no single standard form. This is that of the Java client, which is the only official one that takes keys of elliptic
-curves: the "ECIES" of Bouncy Castle with a MAC key of 128 bits (IEEE 1363a, stream mode)
+ECIES has no single standard form. This is the form of the Java client, the only official client that accepts elliptic-curve
+keys: the "ECIES" of Bouncy Castle with a MAC key of 128 bits (IEEE 1363a, stream mode)
 
     ephemeral public key V, uncompressed │ C = data key XOR K2 │ HMAC-SHA-1 with key K1 of C and eight zero bytes
     K1 (16 bytes), K2 (as long as the data key) = KDF2 with SHA-1 of V and the x coordinate of the shared point
 
-The library `cryptography` is imported with the first key.
+The library `cryptography` is imported when it is first needed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def encrypt_data_key(key: RSAPublicKey | EllipticCurvePublicKey, data_key: bytes
 
 
 def decrypt_data_key(pem: bytes, wrapped: bytes) -> bytes:
-    """Return the data key. Raises ValueError for a key of another kind, and if it was encrypted for another key."""
+    """Return the data key. Raises ValueError for a key of another kind, and if it was encrypted with another key."""
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -47,7 +47,7 @@ def _rsa_padding() -> OAEP:
     from cryptography.hazmat.primitives.asymmetric.padding import MGF1, OAEP
     from cryptography.hazmat.primitives.hashes import SHA1
 
-    return OAEP(mgf=MGF1(SHA1()), algorithm=SHA1(), label=None)  # what all clients of Pulsar use
+    return OAEP(mgf=MGF1(SHA1()), algorithm=SHA1(), label=None)  # as all clients of Pulsar do
 
 
 def _ecies_encrypted(key: EllipticCurvePublicKey, data: bytes) -> bytes:
@@ -78,7 +78,7 @@ def _ecies_decrypted(key: EllipticCurvePrivateKey, wrapped: bytes) -> bytes:
 
 
 def _ecies_keys(point: bytes, shared: bytes, data_bytes: int) -> tuple[bytes, bytes]:
-    """Return the key of the MAC, and what the data is combined with."""
+    """Return the key of the MAC, and the bytes that are XORed with the data."""
     from hashlib import sha1
 
     needed_bytes = MAC_KEY_BYTES + data_bytes

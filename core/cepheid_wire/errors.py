@@ -1,4 +1,4 @@
-"""What can be wrong with bytes or names that a peer sends. Parsers raise these, and the two of frames.py, and nothing else."""
+"""Errors about bytes or names that a peer sends. Parsers raise only these and the two of frames.py."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ class WireError(CepheidError):
 
 
 class BadCommandError(WireError):
-    """A command cannot be read: broken protobuf, a required field missing, or text that is not UTF-8."""
+    """A command cannot be read: invalid protobuf, a missing required field, or text that is not UTF-8."""
 
-    hint: ClassVar[str] = "the client sent bytes that are no valid command; its version is in the CONNECT log line"
+    hint: ClassVar[str] = "the client sent an invalid command; its version is in the CONNECT log line"
 
 
 class BadTailError(WireError):
-    """What follows a SEND or MESSAGE command (checksum, metadata, payload) is malformed."""
+    """What follows a SEND or MESSAGE command (checksum, metadata, payload) is invalid."""
 
     hint: ClassVar[str] = "the bytes were malformed before they were checksummed; look at the producing client"
 
 
 class ChecksumMismatchError(WireError):
-    """The CRC32C in front of metadata and payload does not match them: they were damaged on the way."""
+    """The CRC32C before metadata and payload does not match them: they were damaged in transit."""
 
     hint: ClassVar[str] = "the client may send the message again; if it repeats, look for a faulty host or proxy in between"
 

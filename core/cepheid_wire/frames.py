@@ -1,7 +1,7 @@
-"""Cuts the byte stream of a connection into frames, without I/O and without copying payloads.
+"""Splits the byte stream of a connection into frames, without I/O and without copying payloads.
 
-    chunk ──feed()──► [Frame, Frame, ...]                         tails are memoryviews into the chunk
-                └──► start of a frame, kept until its end came    joined once, however many chunks it spans
+    chunk ──feed()──► [Frame, Frame, ...]                         tails are memoryviews of the chunk
+                └──► an incomplete frame, kept until it is complete    joined once, however many chunks it spans
 
 A frame (integers big-endian; protocol.md §1):
     offset 0    4    totalSize: bytes after this field
@@ -10,9 +10,9 @@ A frame (integers big-endian; protocol.md §1):
            8+N  ...  tail: only SEND and MESSAGE have one; checksum, metadata, payload (checksum.py has its table)
 
 Rules
- 1. A size is checked as soon as the first 8 bytes are there: a peer never makes us keep more than the limit.
- 2. Small pieces are gathered in one growing buffer: a peer that sends byte by byte costs its bytes, not an object each.
- 3. After an error the stream has no frames any more: every later `feed` raises the same error.
+ 1. A size is checked as soon as the first 8 bytes have arrived, so a peer cannot make this process keep more than the limit.
+ 2. Small pieces are collected in one growing buffer: a peer that sends byte by byte does not cause an object for each byte.
+ 3. After an error, the rest of the stream cannot be split: every later `feed` raises the same error.
 """
 
 from __future__ import annotations
@@ -26,27 +26,27 @@ from cepheid_wire import pulsar_api_pb2 as pb
 from cepheid_wire.errors import WireError
 
 HEADER_BYTES = 8
-MIN_COMMAND_BYTES = 2  # the tag and the number of BaseCommand.type, which is required
+MIN_COMMAND_BYTES = 2  # the tag and the value of BaseCommand.type, which is required
 SMALL_PIECE_BYTES = 4096
 
 _NO_TAIL = memoryview(b"")
 _sizes_at = Struct(">II").unpack_from
-_new_tuple = tuple.__new__  # half the price of calling a NamedTuple, and a frame is made for every entry
+_new_tuple = tuple.__new__  # takes half the time of calling a NamedTuple, and a frame is created for every entry
 
 
 class Frame(NamedTuple):
-    """One complete frame. `tail` keeps the received chunk alive for as long as somebody holds it."""
+    """One complete frame. `tail` keeps the received chunk in memory as long as it is referenced."""
 
-    type: int  # number in BaseCommand.Type; a number that no CommandType has is possible
+    type: int  # number in BaseCommand.Type; may be a number that is not in CommandType
     command: bytes
-    tail: memoryview  # empty when the frame is a command only
+    tail: memoryview  # empty if the frame has only a command
 
 
 class BadFrameError(WireError):
-    """The stream lost its framing: nothing after this point can be read, so the connection must close.
+    """The stream cannot be split into frames from this point on, so the connection must be closed.
 
     `frames_before` holds the complete frames of the same chunk that precede the error. They are valid and must be processed:
-    otherwise the outcome would depend on how the network happened to cut the stream.
+    otherwise the result would depend on how the network split the stream into chunks.
     """
 
     hint: ClassVar[str] = "check that the peer speaks the Pulsar binary protocol on this port, and TLS only on the TLS port"
@@ -59,19 +59,19 @@ class BadFrameError(WireError):
 class FrameTooLargeError(BadFrameError):
     """A frame declares a size above the limit of the connection. None of its bytes were kept."""
 
-    hint: ClassVar[str] = "a client must keep to the max_message_size of CONNECTED; a larger limit is a broker setting"
+    hint: ClassVar[str] = "a client must observe the max_message_size of CONNECTED; a larger limit is a broker setting"
 
 
 class FrameSplitter:
-    """The receiving side of one connection. `max_frame_bytes` bounds totalSize, that is the frame without its first 4 bytes."""
+    """The receiving side of one connection. `max_frame_bytes` limits totalSize, which is the frame without its first 4 bytes."""
 
     def __init__(self, max_frame_bytes: int) -> None:
         assert max_frame_bytes >= HEADER_BYTES
         self.max_frame_bytes = max_frame_bytes
         self.received_bytes = 0
-        self._pieces: list[bytes | bytearray | memoryview] = []  # start of a frame whose end has not come yet
+        self._pieces: list[bytes | bytearray | memoryview] = []  # start of an incomplete frame
         self._pieces_bytes = 0
-        self._needed_bytes = HEADER_BYTES  # of that frame: its header, and once that is known, all of it
+        self._needed_bytes = HEADER_BYTES  # of that frame: the size of the header; when the header is known, the size of the frame
         self._error: BadFrameError | None = None
 
     def __repr__(self) -> str:
@@ -80,16 +80,16 @@ class FrameSplitter:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of the frame that is not complete yet."""
+        """Number of bytes of the frame that is not yet complete."""
         return self._pieces_bytes
 
     def feed(self, chunk: bytes) -> list[Frame]:
-        """The frames that end in `chunk`, in order.
+        """Return the frames that end in `chunk`, in order.
 
-        Raises FrameTooLargeError or BadFrameError; the good frames in front are in its `frames_before`.
+        Raises FrameTooLargeError or BadFrameError; the valid frames before the error are in its `frames_before`.
         """
         if self._error is not None:
-            self._error.frames_before = []  # they were handed out with the first raise
+            self._error.frames_before = []  # they were passed on when it was raised first
             raise self._error
         frames: list[Frame] = []
         self.received_bytes += len(chunk)
@@ -99,7 +99,7 @@ class FrameSplitter:
         return frames
 
     def _finish_kept_frame(self, chunk: bytes, frames: list[Frame]) -> int:
-        """Completes the kept frame if its end is in `chunk`; returns how much of `chunk` belonged to it."""
+        """Complete the kept frame if it ends in `chunk`; return the number of bytes of `chunk` that belong to it."""
         taken = 0
         while self._pieces:
             missing = self._needed_bytes - self._pieces_bytes
@@ -111,12 +111,12 @@ class FrameSplitter:
             kept = b"".join(self._pieces)
             self._pieces.clear()
             self._pieces_bytes = 0
-            # Here `kept` ends with the header, and comes back with the size of the whole frame, or is the whole frame.
+            # `kept` is either the header, which is kept again with the size of the frame, or the whole frame.
             self._cut(kept, 0, frames, stream_end=self.received_bytes - len(chunk) + taken)
         return taken
 
     def _cut(self, chunk: bytes, start: int, frames: list[Frame], stream_end: int | None = None) -> None:
-        """Appends the frames of `chunk` from `start` on, and keeps the rest."""
+        """Append the frames of `chunk` from `start` on, and keep the rest."""
         size, limit, view = len(chunk), self.max_frame_bytes, memoryview(chunk)
         while size - start >= HEADER_BYTES:
             total_bytes, command_bytes = _sizes_at(chunk, start)
@@ -128,7 +128,7 @@ class FrameSplitter:
                 break
             tail_start = start + HEADER_BYTES + command_bytes
             command = chunk[start + HEADER_BYTES : tail_start]
-            # Every known client writes BaseCommand.type first, in one byte: tag 0x08, number below 128.
+            # Every known client writes BaseCommand.type first, in one byte: tag 0x08, a number below 128.
             command_type = command[1] if command[0] == 8 and command[1] < 128 else _type_of(command)
             if command_type < 0:
                 raise self._fail(chunk, start, frames, stream_end)
@@ -164,14 +164,14 @@ class FrameSplitter:
                 f"{where}: a command of {command_bytes} bytes cannot be in a frame of {total_bytes}", frames, **facts
             )
         else:
-            self._error = BadFrameError(f"{where}: its command has no type that we know", frames, **facts)
+            self._error = BadFrameError(f"{where}: its command has no known type", frames, **facts)
         self._pieces.clear()
         self._pieces_bytes = 0
         return self._error
 
 
 def _type_of(command: bytes) -> int:
-    """The type of a command that does not begin with it, as protobuf allows; -1 when there is none."""
+    """Return the type of a command that does not start with it, which protobuf allows; -1 if it has no type."""
     try:
         parsed = pb.BaseCommand.FromString(command)
     except DecodeError:
@@ -180,7 +180,7 @@ def _type_of(command: bytes) -> int:
 
 
 def _foreign_protocol(first_bytes: bytes) -> str:
-    """Names what often arrives at the wrong port."""
+    """Return the name of a protocol that is often sent to the wrong port, or an empty string."""
     if first_bytes[:2] == b"\x16\x03":
         return "TLS (this port is for plain connections)"
     if first_bytes[:4] in (b"GET ", b"POST", b"PUT ", b"HEAD", b"PRI "):

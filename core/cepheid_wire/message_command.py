@@ -1,4 +1,4 @@
-"""MESSAGE as it leaves: a header written by hand in front of the stored bytes, which are sent as they are.
+"""Encodes MESSAGE: a header encoded by hand, followed by the stored bytes, which are sent unchanged.
 
 writelines([encode_message_header(...), tail, encode_message_header(...), tail, ...])
 """
@@ -13,7 +13,7 @@ from cepheid_wire.varint import varint
 
 _sizes = Struct(">II").pack
 _MAX_VARINT_BYTES = 10
-_CONSUMER_ID_AT = 13  # behind two sizes, the command's type, and tag and size (one byte: it is short) of its body, and the id's tag
+_CONSUMER_ID_AT = 13  # after two sizes, the command's type, tag and size (one byte: it is short) of its body, and the id's tag
 
 
 def encode_message_header(
@@ -27,10 +27,10 @@ def encode_message_header(
     ack_set: Sequence[int] = (),
     consumer_epoch: int | None = None,
 ) -> bytes:
-    """Everything of a MESSAGE frame up to its tail of `tail_bytes`, which begins at 0x0e01 and goes out untouched.
+    """Return a MESSAGE frame up to its tail of `tail_bytes`, which begins with 0x0e01 and is sent unchanged.
 
-    `ack_set`: 64-bit words, a bit is 1 for a message of the batch that is *not* acknowledged yet; empty: nothing is. What
-    equals the default (partition -1, no redelivery) is left out. `consumer_epoch` only for subscribers that gave one.
+    `ack_set`: 64-bit words, a bit is 1 for a message of the batch that is *not* yet acknowledged; empty: none is acknowledged.
+    Fields that equal the default (partition -1, no redelivery) are omitted. `consumer_epoch` only for subscribers that sent one.
     Source: protocol.md §14.
     """
     entry = varint(entry_id)
@@ -52,7 +52,8 @@ def encode_message_header(
 
 
 class SharedMessage:
-    """A plain entry as MESSAGE for any consumer: everything but the consumer's id is encoded once. For fan-out."""
+    """An entry as MESSAGE for any consumer: everything but the consumer's id is encoded once. For non-persistent topics and others
+    that send an entry to many consumers."""
 
     __slots__ = ("_entry_id", "_ledger_id", "_partition", "_parts", "_tail")
 
@@ -61,10 +62,10 @@ class SharedMessage:
         self._entry_id = entry_id
         self._partition = partition
         self._tail = tail
-        self._parts: dict[int, tuple[bytes, bytes]] = {}  # around the consumer's id, by the size of that id
+        self._parts: dict[int, tuple[bytes, bytes]] = {}  # before and after the consumer's id, by the size of that id
 
     def frame(self, consumer_id: int) -> bytes:
-        """The whole frame."""
+        """Return the whole frame."""
         consumer = varint(consumer_id)
         parts = self._parts.get(len(consumer))
         if parts is None:
@@ -76,8 +77,8 @@ class SharedMessage:
 
 @lru_cache(maxsize=4096)
 def _around_entry(consumer_id: int, ledger_id: int, partition: int) -> tuple[tuple[int, bytes, bytes], ...]:
-    """A plain command (its size, the bytes before and after the entry id), by the size of that id: all that differs between
-    the entries of a ledger."""
+    """Return a command without optional fields (its size, the bytes before and after the entry id), by the size of that id: only
+    the entry id differs between the entries of a ledger."""
     consumer, ledger = varint(consumer_id), varint(ledger_id)
     after = b"\x18" + varint(partition) if partition >= 0 else b""
     around = []

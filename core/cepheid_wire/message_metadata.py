@@ -1,11 +1,11 @@
-"""What a broker reads of a tail: how many messages an entry holds, and a few facts more. The payload is never looked at.
+"""What a broker reads of a tail: how many messages an entry holds, and a few other fields. The payload is not read.
 
-    count_messages   hot path: once when an entry is published, and once whenever it is dispatched
+    count_messages   hot path: once when an entry is published, and each time it is dispatched
     read_metadata    the fields that some features of a broker need
-    parse_metadata   everything, for tools
-    MetadataShape    hot path of publishing: recognises metadata that need not be parsed
-All but the last let protobuf's C parser read the metadata (0.2 µs of the 1.0 that `count_messages` takes, checks included). A walk
-over the tags in Python that only looked for the count took 1.6 µs: it may not stop before the end, as fields may come in any order.
+    parse_metadata   all fields, for tools
+    MetadataShape    hot path of publishing: recognizes metadata that does not have to be parsed
+All but the last use protobuf's C parser (0.2 of the 1.0 µs that `count_messages` takes, checks included). A loop in Python that
+only searched the tags for the count took 1.6 µs: it cannot stop early, because fields may come in any order.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from cepheid_wire.varint import read_varint
 SIZE_BYTES = 4
 
 SMALLEST_MESSAGE_BYTES = 6
-"""Of a message in a batch: the size of its metadata, in 4 bytes, and 2 for the required `payload_size` in it."""
+"""Of a message in a batch: the size of its metadata, in 4 bytes, and 2 bytes for the required `payload_size` in it."""
 
 MAX_BATCH_MESSAGES = 1 << 21
-"""Two thousand times what clients put into a batch by default, and the most that readers of history take."""
+"""Two thousand times what clients put into a batch by default, and the largest that readers of history accept."""
 
 _LARGEST_RATIOS = {pb.LZ4: 256, pb.ZLIB: 1040, pb.SNAPPY: 64, pb.ZSTD: 1 << 15}
-"""How much larger than its input the output of a codec can be: LZ4 writes 255 bytes for a byte, Deflate 1032, Snappy 64 for three,
-and Zstandard a block of 128 KiB for four."""
+"""How much larger than its input the output of a codec can be: LZ4 writes 255 bytes for one byte, Deflate 1032, Snappy 64 for
+three, and Zstandard a block of 128 KiB for four."""
 
 _size_at = Struct(">I").unpack_from
 _size = Struct(">I").pack
@@ -46,9 +46,9 @@ class MetadataView(NamedTuple):
     producer_name: str
     sequence_id: int
     publish_time_ms: int
-    num_messages_in_batch: int | None  # present: the payload is a batch, also when it is 1 (protocol.md §10.2)
+    num_messages_in_batch: int | None  # if it is present, the payload is a batch, even if it is 1 (protocol.md §10.2)
     highest_sequence_id: int | None
-    partition_key: bytes | None  # as sent: base64 text if `partition_key_is_base64`; bytes, since clients do not check UTF-8
+    partition_key: bytes | None  # as sent: base64 text if `partition_key_is_base64`; bytes, because clients do not check for UTF-8
     partition_key_is_base64: bool
     ordering_key: bytes | None
     event_time_ms: int | None
@@ -68,30 +68,32 @@ class MetadataView(NamedTuple):
 
     @property
     def num_messages(self) -> int:
-        """How many permits the entry costs (protocol.md §13)."""
+        """The number of permits that the entry takes (protocol.md §13)."""
         return 1 if self.num_messages_in_batch is None else self.num_messages_in_batch
 
 
 def count_messages(tail: bytes | memoryview) -> int:
-    """How many messages the entry holds: at least 1. Raises BadTailError, as every function here, when consumers could not
-    read the entry: sizes that do not fit, broken protobuf, a required field missing, a batch of no messages or of more than fit."""
+    """Return the number of messages in the entry, at least 1.
+
+    Like every function of this module, it raises BadTailError if consumers could not read the entry: inconsistent sizes, invalid
+    protobuf, a missing required field, a batch of no messages or of more than fit."""
     return messages_in(parse_metadata(tail), len(tail))
 
 
 def messages_in(metadata: pb.MessageMetadata, tail_bytes: int) -> int:
-    """Return what `count_messages` does, from metadata that is parsed already and the size of its tail."""
-    count: int = metadata.num_messages_in_batch  # without a value it has its default, 1
+    """Like `count_messages`, from metadata that is already parsed and the size of its tail."""
+    count: int = metadata.num_messages_in_batch  # 1 (the default) if it is absent
     if 0 < count * SMALLEST_MESSAGE_BYTES <= tail_bytes:
         return count
     return _messages_in_small(metadata, count, tail_bytes)
 
 
 def _messages_in_small(metadata: pb.MessageMetadata, count: int, tail_bytes: int) -> int:
-    """The count is below 1, or so large that it needs a compressed payload.
+    """Called if the count is below 1, or so large that the payload must be compressed.
 
-    The payload is not decompressed for that (it may be encrypted, too): it has at most the size that its metadata says, and what
-    its codec can make of so many bytes. One count of 2^31 - 1 would be charged to permits, backlogs and rates for ever."""
-    if count < 1:  # the clients' own check
+    The payload is not decompressed to check this (it may also be encrypted): it is at most as large as its metadata says, and as
+    its codec can produce from so many bytes. Otherwise a count of 2^31 - 1 would be counted in permits, backlogs and rates."""
+    if count < 1:  # the clients check the same
         raise BadTailError(f"a batch of {count} messages", num_messages_in_batch=count)
     if count == 1:
         return count
@@ -101,7 +103,7 @@ def _messages_in_small(metadata: pb.MessageMetadata, count: int, tail_bytes: int
         return count
     most = min(room_bytes // SMALLEST_MESSAGE_BYTES, MAX_BATCH_MESSAGES)
     raise BadTailError(
-        f"a batch of {count} messages, and its payload has room for {most} at most", num_messages_in_batch=count, most=most
+        f"a batch of {count} messages, but its payload has room for at most {most}", num_messages_in_batch=count, most=most
     )
 
 
@@ -136,40 +138,40 @@ def read_metadata(tail: bytes | memoryview) -> MetadataView:
 
 
 def parse_metadata(tail: bytes | memoryview) -> pb.MessageMetadata:
-    """The whole metadata. Text that is not UTF-8 reads as `bytes` there."""
+    """Return the whole metadata. Text that is not UTF-8 is `bytes` in it."""
     start, end = _metadata_range(tail)
     try:
         metadata = _parse(bytes(tail[start:end]))
     except DecodeError as error:
-        raise BadTailError(f"{end - start} bytes are no message metadata: {error}", tail_bytes=len(tail)) from None
-    if not metadata.IsInitialized():  # also inside properties and keys: a C++ consumer closes its connection on such a message
+        raise BadTailError(f"{end - start} bytes are not valid message metadata: {error}", tail_bytes=len(tail)) from None
+    if not metadata.IsInitialized():  # also in properties and keys; a C++ consumer closes its connection on such a message
         missing = ", ".join(metadata.FindInitializationErrors())  # type: ignore[attr-defined]  # types-protobuf lacks it
         raise BadTailError(f"message metadata lacks {missing}", tail_bytes=len(tail))
     return metadata
 
 
 class MetadataShape:
-    """Recognises tails of one producer with metadata like an earlier tail's: the same fields, with other numbers and keys.
+    """Recognizes tails of one producer whose metadata is like an earlier tail's: the same fields, with other numbers and keys.
 
-    What follows from the earlier metadata follows from theirs: each is one message, and not a chunk. A match takes 0.25 µs, parsing
-    1.1. The fields that may differ are in `_ANY_NUMBER` and `_ANY_BYTES`; metadata that differs in others (properties, keys of
-    another length) is parsed, and rarely learned.
+    What holds for the earlier metadata holds for theirs: each is one message, and not a chunk. A match takes 0.25 µs, parsing 1.1.
+    The fields that may differ are in `_ANY_NUMBER` and `_ANY_BYTES`; metadata that differs in others (properties, keys of another
+    length) is parsed, and a new shape is learned only after many of them.
     """
 
     __slots__ = ("_match", "_patience", "_unknown")
 
     def __init__(self) -> None:
         self._match: Callable[[bytes | memoryview], re.Match[bytes] | None] | None = None
-        self._unknown = 0  # tails that did not fit since the shape was learned
-        self._patience = 16  # how many of them are parsed before another shape is learned, which takes 100 µs
+        self._unknown = 0  # number of tails that did not fit since the shape was learned
+        self._patience = 16  # number of them that are parsed before another shape is learned, which takes 100 µs
 
     def fits(self, tail: bytes | memoryview) -> bool:
-        """Return whether the tail has a checksum, and metadata of the shape. The checksum itself is not compared."""
+        """Whether the tail has a checksum, and metadata of the shape. The checksum itself is not verified."""
         found = self._match and self._match(tail)
         return found is not None and found.end() == _CHECKED_START + _size_at(tail, CHECKSUM_BYTES)[0]
 
     def learn(self, tail: bytes | memoryview, metadata: pb.MessageMetadata) -> None:
-        """Take note of a tail that does not fit and of its parsed metadata."""
+        """Count a tail that does not fit; sometimes learn its shape from its parsed metadata."""
         self._unknown += 1
         if self._unknown < self._patience:
             return
@@ -184,7 +186,7 @@ class MetadataShape:
 
 _CHECKED_START = CHECKSUM_BYTES + SIZE_BYTES
 _ANY_NUMBER = {2, 3, 9, 12}
-"""Fields of metadata: sequence id, publish time, uncompressed size (which only batches are checked against), event time."""
+"""Fields of metadata: sequence id, publish time, uncompressed size (which is checked only for batches), event time."""
 _ANY_BYTES = {6, 18}
 """Partition key and ordering key. Their lengths are part of the shape."""
 _FIXED_BYTES = {1: 8, 5: 4}
@@ -192,7 +194,7 @@ _FIXED_BYTES = {1: 8, 5: 4}
 
 
 def _pattern_like(encoded: bytes) -> bytes | None:
-    """Return a pattern of the same fields in the same order. `encoded` was parsed before, so it is well-formed.
+    """Return a pattern of the same fields in the same order. `encoded` was parsed before, so it is valid.
 
     None: it has a group, which no version of the protocol has."""
     pattern, at = b"", 0
@@ -219,14 +221,14 @@ def _pattern_like(encoded: bytes) -> bytes | None:
 
 
 def split_tail(tail: bytes | memoryview) -> tuple[memoryview, memoryview]:
-    """Metadata bytes and payload, both views of the tail."""
+    """Return metadata bytes and payload, both as views of the tail."""
     start, end = _metadata_range(tail)
     view = memoryview(tail)
     return view[start:end], view[end:]
 
 
 def encode_tail(metadata: pb.MessageMetadata, payload: bytes | memoryview) -> bytes:
-    """A tail with checksum, as a producer makes it: for tools and tests."""
+    """Return a tail with checksum, as a producer creates it: for tools and tests."""
     encoded = metadata.SerializeToString()
     return add_checksum(b"".join((_size(len(encoded)), encoded, payload)))
 
@@ -249,8 +251,8 @@ def _metadata_range(tail: bytes | memoryview) -> tuple[int, int]:
 
 
 def _text(value: str | bytes) -> str:
-    """Text for names. Protobuf hands out `bytes` for text that is not UTF-8; an entry is not refused for that, because official
-    clients store such names with other brokers and read them back."""
+    """Return text for a name. Protobuf returns `bytes` for text that is not UTF-8; such an entry is not rejected, because official
+    clients store such names with other brokers and read them again."""
     return value if isinstance(value, str) else value.decode(errors="backslashreplace")
 
 

@@ -1,10 +1,10 @@
-"""Names of topics and namespaces: parsed and checked once, where they enter.
+"""Names of topics and namespaces: parsed and checked once, when they arrive.
 
     persistent://public/default/orders-partition-3
     └─ domain    └─ namespace   └─ local name, here of partition 3 of `orders`
 
-What users may write short: `x` is persistent://public/default/x, and `t/ns/x` is persistent://t/ns/x (protocol.md §6).
-Names with a cluster in them (four parts), which Pulsar itself has given up, are refused.
+Short forms that users may write: `x` is persistent://public/default/x, and `t/ns/x` is persistent://t/ns/x (protocol.md §6).
+Names with a cluster in them (four parts), which Pulsar itself no longer uses, are rejected.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ PERSISTENT = "persistent"
 NON_PERSISTENT = "non-persistent"
 DOMAINS = (PERSISTENT, NON_PERSISTENT)
 
-MAX_NAME_BYTES = 1024  # of the full name: it becomes a key in metadata and part of listings whose size is bounded
+MAX_NAME_BYTES = 1024  # of the full name: it becomes a key in metadata and part of listings of limited size
 PARTITION_MARK = "-partition-"
 PATH_STEPS = (".", "..")
-"""No tenant, namespace or topic has such a name: HTTP clients and proxies resolve them, and a path with one leads elsewhere."""
+"""No tenant, namespace or topic has such a name: HTTP clients and proxies resolve them, so the path would mean another object."""
 
 _ENTITY = re.compile(r"[-=:.A-Za-z0-9_]+")  # tenants and namespaces, as C++ clients allow (NamedEntity.cc)
 _PARTITION_INDEX = re.compile(r"0|[1-9][0-9]{0,9}")
@@ -52,7 +52,7 @@ class NamespaceName:
 
 @dataclass(frozen=True, slots=True, order=True)
 class TopicName:
-    """A topic; `str()` is its full name. Make one by `parse`: the constructor checks nothing."""
+    """A topic; `str()` is its full name. Use `parse` to create one: the constructor does not check anything."""
 
     domain: str
     namespace: NamespaceName
@@ -63,7 +63,7 @@ class TopicName:
 
     @classmethod
     def parse(cls, name: str) -> TopicName:
-        """A full or short name. Raises InvalidTopicNameError."""
+        """Parse a full or short name. Raises InvalidTopicNameError."""
         domain, separator, path = name.partition("://")
         if separator:
             parts = path.split("/")
@@ -105,7 +105,7 @@ class TopicName:
 
     @property
     def partition_index(self) -> int:
-        """Index of a partition, -1 for every other topic: `x-partition-01`, `x-partition-` and `-partition-1` are plain names."""
+        """Index of a partition, -1 for any other topic: `x-partition-01`, `x-partition-` and `-partition-1` are not partitions."""
         base, mark, index = self.local_name.rpartition(PARTITION_MARK)
         if not (mark and base and _PARTITION_INDEX.fullmatch(index)):
             return -1
@@ -117,13 +117,13 @@ class TopicName:
 
     @property
     def base(self) -> TopicName:
-        """The partitioned topic that this one is a partition of; itself for every other topic."""
+        """The partitioned topic that this topic is a partition of; any other topic returns itself."""
         if not self.is_partition:
             return self
         return replace(self, local_name=self.local_name.rpartition(PARTITION_MARK)[0])
 
     def partition(self, index: int) -> TopicName:
-        """Partition `index` of this topic. Raises InvalidTopicNameError when this is a partition itself."""
+        """Return partition `index` of this topic. Raises InvalidTopicNameError if this is a partition itself."""
         assert 0 <= index <= _MAX_PARTITION_INDEX, f"partition {index} of {self}"
         if self.is_partition:
             raise InvalidTopicNameError(f"topic {self} is a partition and cannot have partitions", name=str(self))
@@ -131,7 +131,7 @@ class TopicName:
 
 
 def check_tenant(name: str) -> str:
-    """Return `name` if it may name a tenant. Raises InvalidTopicNameError."""
+    """Return `name` if it may be the name of a tenant. Raises InvalidTopicNameError."""
     return _entity("tenant", name, name)
 
 
@@ -149,7 +149,7 @@ def _local_name(value: str, name: str) -> str:
         raise InvalidTopicNameError(f"topic {_shown(name)}: its last part is empty", name=_shown(name))
     if _CONTROL.search(value):
         raise InvalidTopicNameError(f"topic {_shown(name)} has a control character", name=_shown(name))
-    if _PARTITION_SUFFIX.sub("", value) in PATH_STEPS:  # also a partition: its topic could not exist
+    if _PARTITION_SUFFIX.sub("", value) in PATH_STEPS:  # also of a partition, because its partitioned topic could not exist
         raise InvalidTopicNameError(f"topic {_shown(name)}: its last part is {value!r}; {_WHY_NO_PATH_STEP}", name=_shown(name))
     return value
 
@@ -162,5 +162,5 @@ def _utf8_bytes(name: str) -> int:
 
 
 def _shown(name: str) -> str:
-    """Bounded and printable: it goes into messages and logs."""
+    """Return the name limited in length and printable, for messages and logs."""
     return ascii(name if len(name) <= 200 else name[:200] + "…")

@@ -1,4 +1,4 @@
-"""Base-128 varints for the hand-written encoders: tables make the common ones, up to three bytes, without a loop."""
+"""Base-128 varints for the hand-written encoders: tables encode the common ones, up to three bytes, without a loop."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ _MASK_57 = _MASK_64 >> 7
 
 
 def varint(value: int) -> bytes:
-    """The varint of a 64-bit field. A negative number is written as its two's complement, as protobuf does for int32, int64
-    and (by agreement of the peers: -1 is "no id") uint64."""
+    """Return the varint of a 64-bit field. A negative number is encoded as its two's complement, as protobuf does for int32, int64
+    and (because peers use -1 as "no id") uint64."""
     if 0 <= value < 0x80:
         return _LAST[value]
     if 0 <= value < 0x4000:
@@ -27,7 +27,7 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return the number that begins at `at` and where it ends. Raises IndexError when it has no end."""
+    """Return the number that begins at `at` and the offset of its end. Raises IndexError if it has no end."""
     value = shift = 0
     while True:
         byte = data[at]
@@ -44,5 +44,5 @@ def varints_of_block(block: int) -> tuple[tuple[bytes, ...], bytes]:
 
 
 def signed64(value: int) -> int:
-    """An id as we count: uint64 fields carry -1 as 2^64 - 1 (MessageIdData, request ids)."""
+    """Return an id as a signed number: uint64 fields hold -1 as 2^64 - 1 (MessageIdData, request ids)."""
     return value - (1 << 64) if value >> 63 else value

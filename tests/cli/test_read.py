@@ -158,7 +158,7 @@ def test_a_failure_leaves_no_file_and_an_earlier_one_as_it_was(server: ProcessCl
         (["orders", "--partition", "0"], "not partitioned"),
         (["orders", "--from", "soon"], "write earliest, latest"),
         (["orders", "--from", "9" * 5000], "after the year 9999"),
-        (["orders", "--from", "1:" + "9" * 5000], "is no position"),
+        (["orders", "--from", "1:" + "9" * 5000], "is not a position"),
         (["orders", "--entries", "--where", "key=k1"], "those of messages"),
         (["nobody-made-this"], "nobody-made-this"),
         (["orders", "--typed"], "schema: read without --typed, or upload one"),

@@ -42,7 +42,7 @@ def test_schemas_are_those_that_spark_makes_of_the_same_columns(mode: ReadMode, 
 
 
 def test_a_name_that_is_no_column_is_refused_with_the_names_that_are() -> None:
-    with pytest.raises(BadOptionError, match="no column 'keys' in messages mode: there are key, value, topic"):
+    with pytest.raises(BadOptionError, match="no column 'keys' in messages mode; available: key, value, topic"):
         arrow_schema(ScanSpec(ReadMode.MESSAGES, ("keys",)))
 
 

@@ -115,8 +115,8 @@ def test_a_message_of_which_some_chunks_cannot_be_decrypted_is_a_bad_record() ->
 def test_what_is_not_as_the_metadata_says_once_decrypted_is_a_bad_record() -> None:
     for tail, reason in (
         (sealed(b"no batch", num_messages_in_batch=3), "a batch"),
-        (sealed(b"no lz4", compression=pb.LZ4, uncompressed_size=9), "cannot be unpacked"),
-        (sealed(b"x", compression=pb.LZ4, uncompressed_size=1 << 30), "are unpacked at most"),
+        (sealed(b"no lz4", compression=pb.LZ4, uncompressed_size=9), "cannot be decompressed"),
+        (sealed(b"x", compression=pb.LZ4, uncompressed_size=1 << 30), "the limit is"),
         (sealed(b"x", txnid_least_bits=1, txnid_most_bits=1), "a transaction"),
     ):
         with pytest.raises(BadRecordError, match=reason):

@@ -134,9 +134,9 @@ def test_strict_placement_refuses_a_second_copy_in_one_rack() -> None:
     racks = {"a": "1", "b": "1", "c": "2"}
     chooser = in_racks(racks, strict=True, without="xy")
     words = (
-        r"ledger of 3 bookies needs the 3 copies of each entry in different racks, but bookies are only "
-        r"available in: 1 \(2\), 2 \(1\); 2 available bookies have no rack "
-        r"\(start bookies in further racks.*unset ledger.strict_racks"
+        r"ledger of 3 bookies needs the 3 copies of each entry in different racks, "
+        r"but bookies are only available in: 1 \(2\), 2 \(1\); 2 available bookies "
+        r"have no rack \(start bookies in further racks.*unset ledger.strict_racks"
     )
     with pytest.raises(NotEnoughRacksError, match=words):
         chooser.new_ensemble(3, 3)

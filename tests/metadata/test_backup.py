@@ -253,7 +253,7 @@ def _cut(lines: list[bytes]) -> list[bytes]:
     ("damage", "error"),
     [
         (lambda lines: [], "the backup is empty"),
-        (lambda lines: lines[:-1], "is cut off after line"),
+        (lambda lines: lines[:-1], "ends after line"),
         (_cut, "cannot be read"),
         (lambda lines: [*lines[:3], *lines[4:]], "was changed: its checksum"),
         (lambda lines: [line.replace(b"c0ffee", b"c0ffed") for line in lines], "was changed: its checksum"),
@@ -328,7 +328,7 @@ async def test_a_restore_that_was_cut_off_is_continued_by_the_same_backup_only(m
     await store.create("/tenants/later", b"x")
     other = MemoryStore(MemoryTree())
     await found_cluster(other, "test", Ports())
-    with pytest.raises(RestoreRefusedError, match="a part of another backup"):
+    with pytest.raises(RestoreRefusedError, match="part of another backup"):
         await restored(await backup_of(other), store)
     await restored(lines, store)
     assert (await everything(store)).keys() >= (await everything(source)).keys()

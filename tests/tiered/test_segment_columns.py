@@ -121,7 +121,7 @@ async def test_a_chunked_message_is_shown_at_its_last_chunk() -> None:
 async def test_text_that_is_not_utf_8_is_null_with_its_reason() -> None:
     tail = single(b"v", partition_key="k!").replace(b"k!", b"\xff\xfe")
     (row,) = table_of(await parquet_of([tail])).to_pylist()
-    assert (row["key"], row["key_bytes"], row["value"], row["_error"]) == (None, b"\xff\xfe", b"v", "its key is no UTF-8")
+    assert (row["key"], row["key_bytes"], row["value"], row["_error"]) == (None, b"\xff\xfe", b"v", "its key is not UTF-8")
 
 
 async def test_metadata_of_the_file_says_what_it_is() -> None:

@@ -62,10 +62,10 @@ def test_every_command_type_has_a_body() -> None:
 @pytest.mark.parametrize(
     ("command", "reason"),
     [
-        (b"\xff", "are no command"),
-        (bytes.fromhex("08065205"), "are no command"),  # cut off
-        (b"", "without a type"),
-        (bytes.fromhex("0863"), "without a type that we know"),
+        (b"\xff", "are not a valid command"),
+        (bytes.fromhex("08065205"), "are not a valid command"),  # cut off
+        (b"", "without a known type"),
+        (bytes.fromhex("0863"), "without a known type"),
         (bytes.fromhex("0812"), "PING without its body `ping`"),
         (bytes.fromhex("08129a0100"), "PING without its body `ping`"),
         (_bytes(CommandType.FLOW, b"\x08\x01"), "FLOW lacks required fields: flow.messagePermits"),

@@ -129,7 +129,7 @@ def test_a_batch_of_more_messages_than_its_payload_can_hold_is_refused(
 ) -> None:
     tail = encode_tail(metadata_with(num_messages_in_batch=count, **fields), bytes(payload_bytes))
     for read in (count_messages, read_metadata):
-        with pytest.raises(BadTailError, match=f"a batch of {count} messages, and its payload has room for"):
+        with pytest.raises(BadTailError, match=f"a batch of {count} messages, but its payload has room for"):
             read(tail)
 
 
@@ -152,7 +152,7 @@ def test_a_batch_of_nothing_is_refused(count: int) -> None:
         (b"\x0e\x02\x00\x00\x00\x02\x08\x01\x0e\x01", "cannot be in a tail of 10"),  # broker entry metadata: not from clients
         (tail_of(b"", b"")[:-1] + b"\x01", "metadata of 1 bytes cannot be in a tail of 10"),
         (b"\xff\xff\xff\xff" + bytes(10), "metadata of 4294967295 bytes cannot be"),
-        (tail_of(b"\xff\xff"), "2 bytes are no message metadata"),
+        (tail_of(b"\xff\xff"), "2 bytes are not valid message metadata"),
         (tail_of(b""), "lacks producer_name, sequence_id, publish_time"),
         (tail_of(b"\x10\x01\x18\x01"), "lacks producer_name"),
         (tail_of(metadata_with().SerializeToString() + b"\x22\x03\x0a\x01k"), r"lacks properties\[0\].value"),

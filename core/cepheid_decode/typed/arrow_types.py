@@ -1,4 +1,4 @@
-"""How values of a schema are shown as columns: in Arrow, by types that Spark has.
+"""How values of a schema are shown as columns, as Arrow types that Spark also has.
 
 Avro, and JSON, whose definitions are Avro schemas       Arrow                     Spark
 null, boolean, int, long, float, double                  string (always null),     string, boolean, int, bigint, float, double
@@ -16,8 +16,8 @@ union of null and one type                               that type
 union of several types                                   struct member0, member1 … struct, one member not null (as from_avro)
 record inside itself                                     string: the value as JSON string
 
-Everything may be null. A time or date outside the years 1 to 9999 makes a bad record: neither Spark nor Python has it.
-A top-level record is shown as its fields; anything else as one column `value`.
+Everything is nullable. A time or date outside the years 1 to 9999 makes a bad record: neither Spark nor Python supports it.
+A top-level record is shown as its fields; any other value as one column `value`.
 
 Protobuf                                                 Arrow
 int32, sint32, sfixed32 · int64 … · float, double, bool  the same
@@ -35,7 +35,7 @@ DATE, TIMESTAMP, INSTANT (nanoseconds cut to micros)     timestamp us, UTC (DATE
 LOCAL_DATE · LOCAL_DATE_TIME                             date32 · timestamp us
 TIME · LOCAL_TIME                                        int64: milliseconds as sent · nanoseconds of the day
 
-KEY_VALUE: two columns `key` and `value`, each as its own schema says, records as structs.
+KEY_VALUE: two columns `key` and `value`, each as its own schema defines, records as structs.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TIMESTAMP = pa.timestamp("us", tz="UTC")
 LOCAL_TIMESTAMP = pa.timestamp("us")
 MIN_MICROS, MAX_MICROS = -62_135_596_800 * 10**6, 253_402_300_800 * 10**6 - 1
 MIN_DAYS, MAX_DAYS = -719_162, 2_932_896
-"""The years 1 to 9999, since 1970: what Spark's timestamp and date hold, and Python's datetime."""
+"""The years 1 to 9999, since 1970: the range of Spark's timestamp and date, and of Python's datetime."""
 
 _PRIMITIVES = {
     "null": pa.string(),
@@ -63,7 +63,7 @@ _PRIMITIVES = {
 
 
 def arrow_type(node: Node, inside: tuple[Node, ...] = ()) -> pa.DataType:
-    """`inside`: the records around this place; one that comes again is shown as JSON text, since no column type contains itself."""
+    """`inside`: the records around this node; a nested one of these is JSON text, because a column type cannot contain itself."""
     match node:
         case Primitive(name, logical):
             return _PRIMITIVES[name] if logical is None else logical_type(logical, _PRIMITIVES[name])
@@ -84,7 +84,7 @@ def arrow_type(node: Node, inside: tuple[Node, ...] = ()) -> pa.DataType:
 
 
 def is_record(node: Node) -> bool:
-    """Whether the fields of a value are columns of their own."""
+    """Whether the fields of a value become columns of their own."""
     if isinstance(node, Union) and len(choices(node)) == 1:
         return is_record(choices(node)[0])
     return isinstance(node, Record) and bool(node.fields)
@@ -114,7 +114,7 @@ def logical_type(logical: Logical, plain: pa.DataType) -> pa.DataType:
     return plain
 
 
-# Names of the inner fields as Spark's to_arrow_schema has them.
+# Names of the inner fields as in Spark's to_arrow_schema.
 def list_of(item: pa.DataType) -> pa.DataType:
     return pa.list_(pa.field("element", item))
 

@@ -1,9 +1,9 @@
 """Avro arrays and maps in lockstep: the first item of every value, then the second of those that have one, and so on.
 
-    count ──► item ──► item ──► … ──► count ──► … ──► 0        the lanes that are not through take part in the next round
+    count ──► item ──► item ──► … ──► count ──► … ──► 0        lanes that are not at their end take part in the next round
     rounds, each with the rows that took part ──► items in the order of their rows ──► lists
 
-A round costs the same few numpy calls however few lanes it has: the last lanes, with the longest values, are left.
+A round takes the same few numpy calls however few lanes it has, so the last lanes, with the longest values, are left to Python.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cepheid_decode.typed.records import Mask
 MIN_LANES = 24  # in a round; fewer are faster one by one
 
 Step = Callable[[Lanes, Mask | None, bool], pa.Array | None]
-"""(lanes, active ones or None for all, whether anybody wants the array)"""
+"""(lanes, the active ones or None for all, whether the array is needed)"""
 
 Rows = npt.NDArray[np.intp]
 
@@ -52,7 +52,7 @@ def map_step(key: Step, value: Step, kind: pa.DataType) -> Step:
         pairs = pa.concat_arrays(items) if items else pa.array([], pair)
         order, offsets = _in_row_order(rows, lanes.count)
         found = pairs.take(order)
-        keys = found.field(0).fill_null("")  # null: no UTF-8, in a lane that is left
+        keys = found.field(0).fill_null("")  # null: not UTF-8, in a lane that is marked as left
         lanes.left[_with_equal_keys(keys, rows[order.to_numpy()])] = True
         mask = None if active is None else pa.array(~active)
         return pa.MapArray.from_arrays(offsets, keys, found.field(1), type=kind, mask=mask)
@@ -61,7 +61,7 @@ def map_step(key: Step, value: Step, kind: pa.DataType) -> Step:
 
 
 def _rounds(lanes: Lanes, active: Mask | None, item: Step, wanted: bool) -> tuple[list[pa.Array], Rows]:
-    """The items in the order in which they were read, and the row of each."""
+    """Return the items in the order in which they were read, and the row of each."""
     rows = np.arange(lanes.count) if active is None else np.flatnonzero(active)
     to_come = np.zeros(len(rows), np.int64)  # items of the block that each lane is in
     items: list[pa.Array] = []
@@ -84,31 +84,31 @@ def _rounds(lanes: Lanes, active: Mask | None, item: Step, wanted: bool) -> tupl
 
 
 def _next_blocks(lanes: Lanes, rows: Rows, to_come: npt.NDArray[np.int64]) -> None:
-    """Where a block is over, `to_come` becomes the next one's count: 0 after the last one."""
+    """For lanes at the end of a block, set `to_come` to the next block's count: 0 after the last one."""
     over = np.flatnonzero(to_come == 0)
     if not len(over):
         return
     part = lanes.subset(rows[over])
     counts = part.take_long(None)
-    with_size = counts < 0  # such a count is followed by the block's size in bytes, for those who skip it
+    with_size = counts < 0  # then the count is followed by the block's size in bytes, which allows skipping it
     if with_size.any():
         part.take_long(with_size)
         counts = np.abs(counts)
-    # More items than bytes: only items of no bytes could be so many, and how many of those are too many is said elsewhere.
+    # More items than bytes: only empty items could be so many, and the decoder for single records limits these.
     part.leave((counts > part.ends - part.cursor) | (counts < 0), None)
     lanes.put_back(part, rows[over])
     to_come[over] = counts
 
 
 def _in_row_order(rows: Rows, count: int) -> tuple[pa.Array, pa.Array]:
-    """Where the items of each row are, row by row; and where each row's begin."""
+    """Return the indices of the items, row by row, and where those of each row begin."""
     offsets = np.zeros(count + 1, np.int32)
     np.cumsum(np.bincount(rows, minlength=count), out=offsets[1:])
     return pa.array(np.argsort(rows, kind="stable")), pa.array(offsets)
 
 
 def _with_equal_keys(keys: pa.Array, rows: Rows) -> Rows:
-    """The rows with a key twice: of those the last value counts, which is said elsewhere."""
+    """Return the rows that have a key twice: the last value counts, which the decoder for single records handles."""
     encoded = pc.dictionary_encode(keys)
     both = np.sort(rows.astype(np.int64) * (len(encoded.dictionary) + 1) + encoded.indices.to_numpy())
     twice: Rows = both[1:][both[1:] == both[:-1]] // (len(encoded.dictionary) + 1)

@@ -1,4 +1,4 @@
-"""Avro values of one schema version as columns of the version that is shown: lockstep where it can, record by record where not."""
+"""Avro values of one schema version as columns of the version to show: in lockstep if possible, otherwise record by record."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cepheid_decode.typed.records import MIN_LOCKSTEP_ROWS, Decoded, ValueDecode
 
 
 class AvroDecoder:
-    """`names`: fields of the record that are wanted; others may be null."""
+    """`names`: the needed fields of the record; others may be null."""
 
     def __init__(self, writer: Node, names: Collection[str] | None = None) -> None:
         self.type: pa.DataType = arrow_type(writer)
@@ -39,9 +39,9 @@ def _lockstep(writer: Node, names: Collection[str] | None) -> AvroLockstep | Non
 
 
 class ResolvingDecoder:
-    """Values of one version, shown as another. `decoder`: the class that reads the writer's; `names` as everywhere.
+    """Values of one version, shown as another. `decoder`: the class that decodes the writer's values; `names`: the needed fields.
 
-    Raises DifferentSchemaError when made.
+    The constructor raises DifferentSchemaError.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""Avro values of one schema, all of them at once: each field is read of every value before the next one.
+"""Decodes Avro values of one schema all at once: each field is read from every value before the next field.
 
-A schema becomes a tree of steps; a step reads one thing at the cursor of every lane (lanes.py), and gives it as an Arrow array.
-Where a union has no value, or another branch, the lane is not active: the step's result is null there and its cursor stays.
+A schema becomes a tree of steps; a step reads one value at the cursor of every lane (lanes.py) and returns an Arrow array.
+In a union, lanes with null or with another branch are not active: the step's result is null there, and their cursor does not move.
 
-A lane in which anything is odd is left: a length beyond the end, an unknown branch or symbol, text that is no UTF-8, a number too
-large, an end that is not the value's. Its row is decoded by avro_record.py, which finds the right value or the right words.
-A record inside itself is as deep as each value likes: schemas with one have no steps.
+A lane with anything unusual is left: a length beyond the end, an unknown branch or symbol, text that is not UTF-8, too large a
+number, bytes after the value. avro_record.py decodes its row and returns the right value or error message.
+A recursive record can have any depth: schemas with one are not supported here.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cepheid_decode.typed.utf8 import text_array
 
 class AvroLockstep:
     def __init__(self, record: Record, names: Collection[str] | None) -> None:
-        """`names`: fields that are wanted; others are null in the result. Raises NoLockstepError."""
+        """`names`: the needed fields; others are null in the result. Raises NoLockstepError."""
         self._fields = [
             (_step(field.node, (record,)), arrow_type(field.node, (record,)), names is None or field.name in names)
             for field in record.fields
@@ -34,7 +34,7 @@ class AvroLockstep:
         self._type = arrow_type(record)
 
     def decode(self, values: pa.BinaryArray) -> tuple[pa.StructArray, npt.NDArray[np.intp]]:
-        """The records, and the rows that are left, which rise."""
+        """Return the records, and the rows that are left, in ascending order."""
         view = BytesView(values)
         blocks, left = [], []
         for first in range(0, len(values), BLOCK_LANES):
@@ -52,7 +52,7 @@ class AvroLockstep:
 
 
 class NoLockstepError(Exception):
-    """The schema has something that is not of one shape in all values."""
+    """The schema has a part that cannot be read in lockstep."""
 
 
 def _step(node: Node, inside: tuple[Node, ...]) -> Step:
@@ -113,7 +113,7 @@ def _integer(name: str, logical: Logical | None) -> Step:
 
 
 def _rescale(logical: Logical | None) -> Callable[[Lanes, Mask | None, Cursors], Cursors] | None:
-    """From the stored number to microseconds, or days; leaves what is outside the years 1 to 9999."""
+    """Return a function that converts the stored number to microseconds or days, and leaves what is outside the years 1 to 9999."""
     if logical is None or (logical.name != "date" and "timestamp-" not in logical.name):
         return None
     if logical.name == "date":
@@ -127,7 +127,7 @@ def _rescale(logical: Logical | None) -> Callable[[Lanes, Mask | None, Cursors],
         lanes.leave((numbers < first) | (numbers > last), active)
         if parts != 1:
             return numbers // parts
-        return numbers if times == 1 else numbers * times  # wraps where the lane is left
+        return numbers if times == 1 else numbers * times  # may overflow in lanes that are left
 
     return rescale
 
@@ -151,7 +151,7 @@ def _number(code: str, kind: pa.DataType) -> Step:
 
 
 Sizes = Callable[[Lanes, Mask | None], Cursors]
-"""Of a run of bytes at the cursors; 0 where the lane is not active or left."""
+"""The sizes of the bytes at the cursors; 0 if the lane is not active or is left."""
 
 
 def _read_size(lanes: Lanes, active: Mask | None) -> Cursors:
@@ -179,9 +179,9 @@ def _read_bytes(lanes: Lanes, active: Mask | None, wanted: bool) -> pa.Array | N
 
 
 def _take_bytes(lanes: Lanes, sizes: Cursors, active: Mask | None, wanted: bool) -> pa.BinaryArray | None:
-    # A lane that is left may stand behind its end, and the pieces must lie one behind the other.
+    # The cursor of a lane that is left may be after its end, and the pieces must not overlap.
     found = gather(lanes.view, np.minimum(lanes.cursor, lanes.ends), sizes, active) if wanted else None
-    lanes.advance(sizes, None)  # 0 where not active
+    lanes.advance(sizes, None)  # 0 if not active
     return found
 
 
@@ -205,7 +205,7 @@ def _fixed(size: int, logical: Logical | None) -> Step:
 
 
 def _decimal(size_of: Sizes, logical: Logical) -> Step:
-    """Of up to eight bytes, which hold eighteen digits; longer ones are left."""
+    """For decimals of up to eight bytes, which hold eighteen digits; longer ones are left."""
     kind = pa.decimal128(logical.precision, logical.scale)
     bound = min(10**logical.precision, 2**63) - 1
 
@@ -281,7 +281,7 @@ def _record(node: Record, inside: tuple[Node, ...]) -> Step:
 
 
 def _union(node: Union, inside: tuple[Node, ...]) -> Step:
-    """Branch by branch: of each, the lanes that have it are active."""
+    """One branch after the other: the lanes that have this branch are active."""
     steps = [None if is_null(branch) else _step(branch, inside) for branch in node.branches]
     kind = arrow_type(node, inside)
     several = len(choices(node)) > 1

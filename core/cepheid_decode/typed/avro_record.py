@@ -1,7 +1,7 @@
-"""Avro values one by one, in Python: what an encoded value means. For what the lockstep path leaves, and for what it cannot do.
+"""Decodes Avro values one by one, in Python: for rows that the lockstep decoder leaves, and for schemas that it does not support.
 
-A schema becomes a tree of functions (bytes, position) -> (value, position after it). Values are what `pa.array` takes for the type
-that arrow_types gives the node. Whatever is wrong with the bytes is a RecordError; a length is never believed before it is checked.
+A schema becomes a tree of functions (bytes, position) -> (value, position after it). Values are what `pa.array` accepts for the
+type that arrow_types gives the node. Invalid bytes raise RecordError; lengths are checked before they are used.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from cepheid_decode.typed.records import RecordError
 
 Reader = Callable[[bytes, int], tuple[Any, int]]
 Inside = tuple[Node, ...] | dict[Node, Reader]
-"""The records around a place, as in arrow_types; or, in a record that becomes JSON text, the readers of records so far."""
+"""The records around a node, as in arrow_types; or, in a record that becomes JSON text, the readers of records so far."""
 
 MAX_EMPTY_ITEMS = 1 << 16
-"""Of an array in all, beyond one item a byte: items of no bytes would let ten bytes claim a quintillion of them."""
+"""Limit for all items of an array, in addition to one item per byte: with empty items, ten bytes could claim 10^18 of them."""
 
 _FLOAT, _DOUBLE = struct.Struct("<f"), struct.Struct("<d")
 
@@ -81,7 +81,7 @@ def read_long(data: bytes, position: int) -> tuple[int, int]:
 def _read_int(data: bytes, position: int) -> tuple[int, int]:
     value, position = read_long(data, position)
     if not -(1 << 31) <= value < 1 << 31:
-        raise RecordError(f"{value} is no int of 32 bits")
+        raise RecordError(f"{value} is not an int of 32 bits")
     return value, position
 
 
@@ -89,7 +89,7 @@ def _read_boolean(data: bytes, position: int) -> tuple[bool, int]:
     if position >= len(data):
         raise RecordError("it ends before a boolean")
     if data[position] > 1:
-        raise RecordError(f"{data[position]} is no boolean")
+        raise RecordError(f"{data[position]} is not a boolean")
     return data[position] == 1, position + 1
 
 
@@ -140,14 +140,14 @@ def _enum(symbols: tuple[str, ...]) -> Reader:
     def read(data: bytes, position: int) -> tuple[str, int]:
         index, position = read_long(data, position)
         if not 0 <= index < len(symbols):
-            raise RecordError(f"{index} is none of the {len(symbols)} symbols")
+            raise RecordError(f"{index} is not one of the {len(symbols)} symbols")
         return symbols[index], position
 
     return read
 
 
 def _blocks(data: bytes, position: int, item: Callable[[int], int]) -> int:
-    """Calls `item` with the position of each item; it gives the one after. A negative count is followed by a size in bytes."""
+    """Call `item` with the position of each item; it returns the next one. A negative count is followed by a size in bytes."""
     budget = len(data) + MAX_EMPTY_ITEMS
     while True:
         count, position = read_long(data, position)
@@ -178,7 +178,7 @@ def _array(items: Reader) -> Reader:
 
 def _map(values: Reader, *, in_text: bool) -> Reader:
     def read(data: bytes, position: int) -> tuple[Any, int]:
-        found: dict[str, Any] = {}  # a key twice: the last one, since Spark's maps have each once
+        found: dict[str, Any] = {}  # if a key occurs twice, the last one counts, because Spark's maps have each key once
 
         def item(at: int) -> int:
             key, at = _read_string(data, at)
@@ -203,7 +203,7 @@ def _union(node: Union, inside: Inside) -> Reader:
     def read(data: bytes, position: int) -> tuple[Any, int]:
         index, position = read_long(data, position)
         if not 0 <= index < len(readers):
-            raise RecordError(f"{index} is none of the {len(readers)} branches of a union")
+            raise RecordError(f"{index} is not one of the {len(readers)} branches of a union")
         value, position = readers[index](data, position)
         branch = node.branches[index]
         return (value if not names or is_null(branch) else {names[id(branch)]: value}), position
@@ -228,7 +228,7 @@ def _record(node: Record, inside: Inside) -> Reader:
 
 
 def _as_json(node: Record) -> Reader:
-    """For a record inside itself."""
+    """For a recursive record."""
     plain = _record_in_text(node, {})
 
     def read(data: bytes, position: int) -> tuple[str, int]:
@@ -239,7 +239,7 @@ def _as_json(node: Record) -> Reader:
 
 
 def _record_in_text(node: Record, made: dict[Node, Reader]) -> Reader:
-    """One reader for each record, which its own fields then find in `made`."""
+    """Return the only reader for each record, which its own fields find in `made`."""
     if node not in made:
         readers: list[Reader] = []
         made[node] = lambda data, position: readers[0](data, position)
@@ -262,7 +262,7 @@ def _logical_reader(logical: Logical, plain: Reader) -> Reader:
 
 
 def logical_converter(logical: Logical) -> Callable[[Any], Any]:
-    """From the plain Avro value to what `pa.array` takes for the logical type."""
+    """Return a function that converts the plain Avro value to what `pa.array` accepts for the logical type."""
     match logical.name:
         case "timestamp-millis" | "local-timestamp-millis":
             return lambda value: checked_micros(value * 1000)

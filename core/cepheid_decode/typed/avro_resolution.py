@@ -1,7 +1,8 @@
-"""Columns of one Avro schema shown as another: what Avro's specification calls schema resolution, for whole columns at once.
+"""Columns of one Avro schema shown as another: schema resolution of Avro's specification, for whole columns at once.
 
-A plan is made once per pair of versions; it turns an array of the writer's type into one of the reader's, and says which rows have
-no value that the reader's schema allows. As everywhere here, a null stays a null, also where the reader's schema knows none.
+A plan is made once per pair of versions; it converts an array of the writer's type to one of the reader's, and returns the rows
+whose value the reader's schema does not allow. As everywhere here, a null stays null, even if the reader's schema does not allow
+null.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ from cepheid_decode.typed.records import Mask
 
 
 def plan_resolution(writer: Node, reader: Node, names: Collection[str] | None = None) -> Plan:
-    """`names`: fields of the reader that are wanted; others are null in the result. Raises DifferentSchemaError."""
+    """`names`: the needed fields of the reader; others are null in the result. Raises DifferentSchemaError."""
     if isinstance(writer, Record) and isinstance(reader, Record):
         return _record(writer, reader, (), (), names)
     return _plan(writer, reader, (), ())
 
 
 def names_to_read(reader: Node, names: Collection[str] | None) -> Collection[str] | None:
-    """What the wanted fields may be called in the writer's schema."""
+    """Return the names that the needed fields may have in the writer's schema."""
     if names is None or not isinstance(reader, Record):
         return None
     return {name for field in reader.fields if field.name in names for name in (field.name, *field.aliases)}
@@ -94,8 +95,8 @@ def _from_union(writer: Union, reader: Node, around_writer: tuple[Node, ...], ar
 
     def resolve(array: pa.Array) -> tuple[pa.Array, Mask | None]:
         parts, wrong = [pa.nulls(1, kind)], np.zeros(len(array), np.bool_)
-        places = np.zeros(len(array), np.int64)  # 0: the null in front
-        # flatten() makes a member null where the whole union is null; field() would give whatever value lies there.
+        places = np.zeros(len(array), np.int64)  # 0: the null at the start
+        # flatten() makes a member null if the whole union is null; field() would return whatever value is there.
         for child, plan in zip(array.flatten(), plans, strict=True):
             here = np.flatnonzero(child.is_valid().to_numpy(zero_copy_only=False))
             if plan is None:
@@ -126,7 +127,7 @@ def _to_union(writer: Node, reader: Union, around_writer: tuple[Node, ...], arou
         except DifferentSchemaError:
             continue
         return plan if len(several) == 1 else partial(_into_member, plan, index, kind)
-    raise DifferentSchemaError(f"{node_name(writer)} is no branch of a union")
+    raise DifferentSchemaError(f"{node_name(writer)} is not a branch of a union")
 
 
 def _into_member(plan: Plan, index: int, kind: pa.StructType, array: pa.Array) -> tuple[pa.Array, Mask | None]:
@@ -180,11 +181,11 @@ def _default_array(field: Field, inside: tuple[Node, ...]) -> pa.Array:
     try:
         return pa.array([default_value(field.node, field.default)], arrow_type(field.node, inside))
     except (ValueError, TypeError, KeyError, AttributeError, pa.ArrowException):
-        raise DifferentSchemaError(f"field '{field.name}' is missing, and its default is no value of its type") from None
+        raise DifferentSchemaError(f"field '{field.name}' is missing, and its default is not a value of its type") from None
 
 
 def default_value(node: Node, default: Any) -> Any:
-    """What `pa.array` takes, of a default as the schema's JSON has it (bytes are text of code points below 256)."""
+    """Convert a default of the schema's JSON to what `pa.array` accepts (bytes are text of code points below 256)."""
     match node:
         case Union(branches):
             return _union_default(node, branches, default)

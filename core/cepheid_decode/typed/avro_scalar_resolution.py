@@ -1,4 +1,4 @@
-"""Columns of one scalar Avro type shown as another: promotions, and logical types that came, went or changed."""
+"""Columns of one scalar Avro type shown as another: promotions, and logical types that were added, removed or changed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cepheid_decode.typed.records import Mask
 from cepheid_decode.typed.utf8 import text_array
 
 Plan = Callable[[pa.Array], tuple[pa.Array, Mask | None]]
-"""Of an array of the writer's type: one of the reader's, and the rows that have no value there."""
+"""Converts an array of the writer's type to one of the reader's, and returns the rows that have no valid value there."""
 
 _PROMOTIONS = {
     "int": ("long", "float", "double"),
@@ -29,7 +29,7 @@ _MICROS_A_MILLI = 1000
 
 
 class DifferentSchemaError(ScanError):
-    """Values of the writer's schema cannot be shown by the reader's; the text says at which field."""
+    """Values of the writer's schema cannot be shown with the reader's; the text names the field."""
 
 
 def unchanged(array: pa.Array) -> tuple[pa.Array, Mask | None]:
@@ -46,7 +46,7 @@ def plan_scalar(writer: Primitive | Fixed, reader: Primitive | Fixed) -> Plan:
     if own != other and other not in _PROMOTIONS.get(own, ()):
         raise DifferentSchemaError(f"{own} is not {other}")
     kind = arrow_type(reader)
-    if writer.logical != reader.logical and own != "string":  # uuid, which makes no other column of a string
+    if writer.logical != reader.logical and own != "string":  # uuid, for which the column of a string is the same
         return _relabel(writer.logical, reader.logical, kind, f"{node_name(writer)} is not {node_name(reader)}")
     if own == other:
         return unchanged
@@ -63,7 +63,7 @@ def _to_text(array: pa.Array) -> tuple[pa.Array, Mask | None]:
 
 
 def _relabel(writer: Logical | None, reader: Logical | None, kind: pa.DataType, differ: str) -> Plan:
-    """A logical type came, went, or changed. Times stay the same times; what was a plain number is taken at its word."""
+    """A logical type was added, removed, or changed. Times stay the same times; plain numbers are interpreted as the new type."""
     before, after = (logical.name if logical else "" for logical in (writer, reader))
     families = {name.rpartition("-")[0] for name in (before, after)}
     if families in ({"timestamp"}, {"local-timestamp"}):
@@ -80,7 +80,7 @@ def _holds(reader: Logical, writer: Logical) -> bool:
 
 
 def _unit(name: str) -> int:
-    """By how much the stored number was multiplied for its column."""
+    """The factor by which the stored number was multiplied for its column."""
     return _MICROS_A_MILLI if name in ("timestamp-millis", "local-timestamp-millis") else 1
 
 

@@ -1,7 +1,6 @@
-"""Avro schemas as readers of stored values need them: nodes with defaults and logical types.
+"""Avro schemas for readers of stored values: nodes with defaults and logical types.
 
-The broker has checked a definition before it kept it, so errors here are short. Nodes compare by identity: a record may contain
-itself.
+The broker checks definitions before it stores them, so errors here are short. Nodes compare by identity: records may be recursive.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class Logical:
 
 
 _JAVA_NUMBERS = ("java.math.BigDecimal", "java.math.BigInteger")
-# What a logical type may stand on; anywhere else it is to be ignored (Avro specification, "Logical Types").
+# The types that a logical type may annotate; on others it must be ignored (Avro specification, "Logical Types").
 _STANDS_ON = {
     "date": ("int",),
     "time-millis": ("int",),
@@ -44,7 +43,7 @@ _STANDS_ON = {
 class Primitive:
     name: str
     logical: Logical | None = None
-    is_number: bool = False  # a string that is a number to Java, so that its JSON has a number there
+    is_number: bool = False  # a string that is a number in Java, so that it is a number in JSON
 
 
 @dataclass(slots=True, eq=False)
@@ -103,7 +102,7 @@ def is_null(node: Node) -> bool:
 
 
 def node_name(node: Node) -> str:
-    """As errors call it, and as branches of a union are told apart."""
+    """The name in errors, also used to distinguish the branches of a union."""
     match node:
         case Primitive(name, logical):
             return name if logical is None else f"{name} ({logical.name})"
@@ -113,18 +112,20 @@ def node_name(node: Node) -> str:
 
 
 def choices(node: Union) -> tuple[Node, ...]:
-    """The branches of a union that hold a value."""
+    """Return the branches of a union that hold a value."""
     return tuple(branch for branch in node.branches if not is_null(branch))
 
 
 def parse_avro(definition: bytes) -> Node:
-    """Raises BadOptionError: a definition that no Avro reader can read."""
+    """Raises BadOptionError: the definition is not valid Avro."""
     try:
         return _Parser().node(json.loads(definition), "")
     except RecursionError:
         raise BadOptionError("the schema is nested too deeply to be shown as columns; read with readMode=messages") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BadOptionError(f"the schema's definition is no Avro schema ({error!r}); read with readMode=messages") from None
+        raise BadOptionError(
+            f"the schema's definition is not a valid Avro schema ({error!r}); read with readMode=messages"
+        ) from None
 
 
 class _Parser:
@@ -182,7 +183,7 @@ def _qualified(name: str, namespace: str) -> str:
 
 
 def _logical(document: dict[str, Any], kind: str, size: int | None) -> Logical | None:
-    """None also for one that means nothing here: readers must then take the plain type (Avro specification)."""
+    """None if it has no meaning for this type: then readers must use the plain type (Avro specification)."""
     name = document.get("logicalType")
     if not isinstance(name, str) or kind not in _STANDS_ON.get(name, ()) or (name == "uuid" and size not in (None, 16)):
         return None

@@ -1,4 +1,4 @@
-"""JSON values as columns of the schema that is shown: pyarrow.json where it can, record by record where not."""
+"""JSON values as columns of the schema to show: by pyarrow.json if possible, otherwise record by record."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cepheid_decode.typed.records import Decoded, complete, decode_each
 
 
 class JsonDecoder:
-    """`names`: fields of the record that are wanted; others may be null."""
+    """`names`: the needed fields of the record; others may be null."""
 
     def __init__(self, node: Node, names: Collection[str] | None = None) -> None:
         self.type: pa.DataType = arrow_type(node)

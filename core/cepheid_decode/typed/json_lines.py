@@ -1,15 +1,15 @@
-"""JSON values of one schema by pyarrow.json: all of them in one text, a line each, into the columns that the schema asks for.
+"""Decodes JSON values of one schema with pyarrow.json: all in one text, one per line, into the columns of the schema.
 
     values ──► lines of about two megabytes ──► pyarrow.json ──► columns
-                      └─ refused: by halves, down to a few rows, which are left
+                      └─ rejected: in halves, down to a few rows, which are left
 
-pyarrow's parser does not look at lines: it reads one object after the other. That each line gave exactly one row follows from this:
-every line starts with `{` and ends with `}`; a text cannot hold a line's end, so none goes on into the next line; and after what
-closes a line no parser that is still inside something takes a `{`. So each line is at least one whole object, and if there are as
-many rows as lines, exactly one.
+pyarrow's parser ignores lines: it reads one object after the other. That each line resulted in exactly one row follows from this:
+every line starts with `{` and ends with `}`; a text cannot contain a line feed, so none continues on the next line; and after the
+end of a line, a parser that is still inside an object or array does not accept a `{`. So each line is at least one whole object;
+and if there are as many rows as lines, exactly one.
 
-It differs from JSON in taking NaN and Infinity for numbers, as json_record.py does; it does not check UTF-8, which is done before.
-A row that it refuses (one field twice, 1.0 as int, times as text …) may still mean something to json_record.py.
+It differs from JSON in accepting NaN and Infinity as numbers, as json_record.py does; it does not check for UTF-8, which is done
+before. A row that it rejects (a duplicate field, 1.0 as int, times as text …) may still be valid for json_record.py.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from cepheid_decode.typed.arrow_types import MAX_DAYS, MAX_MICROS, MIN_DAYS, MIN
 from cepheid_decode.typed.avro_schema import Array, Enum, Fixed, Logical, Node, Primitive, Record, Union, choices
 from cepheid_decode.typed.records import value_span
 
-CHUNK_BYTES = 2 << 20  # smaller ones pay for the parser's start, larger ones lose more to an odd row
-MIN_ROWS = 64  # below, one by one costs less than a parser's start
-RETRY_FACTOR = 8  # of a chunk's bytes: so much is parsed again to find its odd rows
+CHUNK_BYTES = 2 << 20  # for smaller ones, starting the parser takes long; for larger ones, an unusual row costs more
+MIN_ROWS = 64  # for fewer, one by one takes less time than starting the parser
+RETRY_FACTOR = 8  # of a chunk's bytes: the limit for parsing again to find its unusual rows
 
 Rows = npt.NDArray[np.intp]
 
 
 class NoJsonLinesError(Exception):
-    """The schema has something that pyarrow.json cannot read."""
+    """The schema has a part that pyarrow.json cannot read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Column:
-    """What the parser is asked for, and what makes the column of it; that raises ArrowInvalid for values without a place in it."""
+    """The type that the parser returns, and a function that makes the column of it (ArrowInvalid: a value does not fit)."""
 
     parsed: pa.DataType
     finish: Callable[[pa.Array], pa.Array]
@@ -49,7 +49,7 @@ class _Column:
 
 class JsonLines:
     def __init__(self, record: Record, names: Collection[str] | None) -> None:
-        """`names`: fields that are wanted; others are null in the result. Raises NoJsonLinesError."""
+        """`names`: the needed fields; others are null in the result. Raises NoJsonLinesError."""
         self._type = arrow_type(record)
         wanted = [field for field in record.fields if names is None or field.name in names] or record.fields[:1]
         self._columns = {field.name: _column(field.node) for field in wanted}
@@ -57,7 +57,7 @@ class JsonLines:
         self._options = pa_json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
 
     def decode(self, values: pa.BinaryArray) -> tuple[pa.StructArray, Rows]:
-        """The records, and the rows that are left, which rise."""
+        """Return the records, and the rows that are left, in ascending order."""
         data, starts, ends = value_span(values)
         is_object = (ends - starts >= 2) & _has(data, starts, "{") & _has(data, ends - 1, "}")
         rows = np.flatnonzero(is_object)
@@ -76,7 +76,7 @@ class JsonLines:
         return found.take(pa.array(places, mask=places < 0)), np.sort(np.concatenate([rows[np.array(left, np.intp)], others]))
 
     def _parse(self, lines: pa.BinaryArray, first: int, parts: list[pa.StructArray], left: list[int], budget: list[int]) -> None:
-        """Appends the rows of `lines` to `parts`, null where they are `left`. `budget`: bytes that may still be parsed."""
+        """Append the rows of `lines` to `parts`, null if they are `left`. `budget`: bytes that may still be parsed."""
         budget[0] -= lines.nbytes
         if budget[0] >= 0 and len(lines) >= MIN_ROWS:
             try:
@@ -117,7 +117,7 @@ def _has(data: npt.NDArray[np.uint8], places: npt.NDArray[np.int64], character: 
 
 
 def _chunks(sizes: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """Ranges of rows of about CHUNK_BYTES each."""
+    """Return ranges of rows of about CHUNK_BYTES each."""
     if not len(sizes):
         return []
     ends = np.cumsum(sizes)
@@ -127,7 +127,7 @@ def _chunks(sizes: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
 
 
 def _column(node: Node) -> _Column:
-    """Records inside, and lists of what needs no finish."""
+    """Supports nested records, and lists of types without a `finish`."""
     match node:
         case Primitive("null") | Primitive(is_number=True):
             raise NoJsonLinesError
@@ -154,7 +154,7 @@ def _scalar(logical: Logical | None, kind: pa.DataType) -> _Column:
     if logical is None or not (pa.types.is_temporal(kind) or pa.types.is_decimal(kind)):
         return _Column(kind, _as_is)
     if pa.types.is_decimal(kind):
-        raise NoJsonLinesError  # its digits would go through a double
+        raise NoJsonLinesError  # its digits would be converted to a double
     if pa.types.is_date32(kind):
         return _Column(pa.int32(), lambda array: _within(array, MIN_DAYS, MAX_DAYS).cast(kind))
     unit = logical.name.rpartition("-")[2]
@@ -166,7 +166,7 @@ def _scalar(logical: Logical | None, kind: pa.DataType) -> _Column:
 
 
 def _within(numbers: pa.Array, first: int, last: int) -> pa.Array:
-    """The same. Raises ArrowInvalid: one is outside the years that times have."""
+    """Return the same array. Raises ArrowInvalid if a number is outside the allowed years."""
     found = pc.min_max(numbers).as_py()
     if found["min"] is not None and (found["min"] < first or found["max"] > last):
         raise pa.ArrowInvalid("a time outside the years 1 to 9999")
@@ -176,7 +176,7 @@ def _within(numbers: pa.Array, first: int, last: int) -> pa.Array:
 def _record(node: Record) -> _Column:
     try:
         columns = [(field.name, _column(field.node)) for field in node.fields]
-    except RecursionError:  # a record inside itself
+    except RecursionError:  # a recursive record
         raise NoJsonLinesError from None
     if not columns:
         raise NoJsonLinesError

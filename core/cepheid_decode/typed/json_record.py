@@ -1,12 +1,12 @@
-"""JSON values one by one, in Python: what a text means to a schema whose definition is Avro's. Used for what pyarrow.json leaves.
+"""Decodes JSON values one by one, in Python, with a schema whose definition is Avro's. For rows that pyarrow.json leaves.
 
-Fields are known by their exact names; one that is missing is null, one that the schema has not is left out, of one that comes twice
-the last counts (as Jackson and Python do). Numbers and texts are not turned into each other, except:
-- NaN, Infinity and -Infinity may be quoted in float and double (Jackson does), and 3.0 is an int;
+Fields are found by their exact names; a missing one is null, one that is not in the schema is ignored, of duplicate ones the last
+counts (as in Jackson and Python). Numbers and texts are not converted to each other, except:
+- NaN, Infinity and -Infinity may be quoted in float and double (as Jackson does), and 3.0 is an int;
 - times may be text in ISO 8601; decimals may be text;
-- a string that is a BigDecimal or BigInteger to Java is a number in its JSON: shown as text, digit by digit;
-- bytes and fixed are the bytes of the text as it was sent. Jackson writes base64: `unbase64(column)` in Spark.
-Of a union of several types the first one that fits counts. Symbols of an enum are not checked.
+- a string that is a BigDecimal or BigInteger in Java is a number in its JSON: shown as text with all its digits;
+- bytes and fixed are the bytes of the text as it was sent. Jackson writes base64: use `unbase64(column)` in Spark.
+For a union of several types, the first one that fits counts. Symbols of an enum are not checked.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from cepheid_decode.typed.avro_schema import Array, Enum, Fixed, Logical, Map, N
 from cepheid_decode.typed.records import RecordError
 
 Converter = Callable[[Any], Any]
-_EXACT = 1 << 53  # a double is a certain integer up to here
-_MAX_FLOAT = 3.4028235677973366e38  # from here on rounding to 32 bits gives infinity
+_EXACT = 1 << 53  # up to here a double holds every integer exactly
+_MAX_FLOAT = 3.4028235677973366e38  # from here on, rounding to 32 bits gives infinity
 _MICROS = {"millis": (1000, 1), "micros": (1, 1), "nanos": (1, 1000)}
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _WIDE = Context(prec=100)
 
 
 class _Constant(str):
-    """NaN, Infinity or -Infinity without quotes: a number, though JSON has none of them."""
+    """NaN, Infinity or -Infinity without quotes: a number, although JSON does not have these."""
 
 
 class JsonRecordDecoder:
     def __init__(self, node: Node) -> None:
         self.type = arrow_type(node)
         self._convert = converter(node, ())
-        # Exact digits cost time, and only decimals need them, and numbers that are shown as text.
+        # Exact digits take time, and only decimals and numbers that are shown as text need them.
         exact = Decimal if has_exact(node, ()) else None
         self._parse = json.JSONDecoder(parse_float=exact, parse_constant=_Constant).decode
 
@@ -50,14 +50,14 @@ class JsonRecordDecoder:
         except UnicodeDecodeError:
             raise RecordError("it is not UTF-8 text") from None
         except ValueError as error:
-            raise RecordError(f"it is no JSON: {error}") from None
+            raise RecordError(f"it is not JSON: {error}") from None
         if document is None:
             raise RecordError("it is the JSON value null")
         return self._convert(document)
 
 
 def has_exact(node: Node, inside: tuple[Node, ...]) -> bool:
-    """Whether the digits of a number count, and not only what a double holds of them."""
+    """Whether all digits of a number are needed, and not only those that a double holds."""
     match node:
         case Primitive(is_number=True):
             return True
@@ -111,7 +111,7 @@ def _kind(value: Any) -> str:
 
 def _wrong(value: Any, wanted: str) -> RecordError:
     shown = f" {value}" if type(value) in (int, float, Decimal) else ""
-    return RecordError(f"{_kind(value)}{shown[:40]} where the schema has {wanted}")
+    return RecordError(f"{_kind(value)}{shown[:40]} instead of {wanted}")
 
 
 def _null(value: Any) -> None:
@@ -270,7 +270,7 @@ def _date(value: Any) -> int:
     try:
         return (date.fromisoformat(value) - _EPOCH.date()).days
     except ValueError:
-        raise RecordError("a text is no date of ISO 8601") from None
+        raise RecordError("a text is not an ISO 8601 date") from None
 
 
 def _timestamp(times: int, parts: int, *, is_local: bool) -> Converter:
@@ -281,9 +281,11 @@ def _timestamp(times: int, parts: int, *, is_local: bool) -> Converter:
             try:
                 moment = datetime.fromisoformat(value)
             except ValueError:
-                raise RecordError("a text is no time of ISO 8601") from None
+                raise RecordError("a text is not an ISO 8601 time") from None
             if is_local != (moment.tzinfo is None):
-                raise RecordError("a time has a zone where the schema has none" if is_local else "a time has no zone")
+                raise RecordError(
+                    "a time has a time zone, which the schema does not allow" if is_local else "a time has no time zone"
+                )
             between = moment.replace(tzinfo=UTC) - _EPOCH if is_local else moment - _EPOCH
             micros = (between.days * 86_400 + between.seconds) * 10**6 + between.microseconds
         return checked_micros(micros)
@@ -303,7 +305,7 @@ def _decimal(logical: Logical) -> Converter:
                 raise RecordError(f"a number does not fit a decimal of {logical.precision} digits")
             shown = number.quantize(step, context=_WIDE)
         except InvalidOperation:
-            raise RecordError("a text is no decimal") from None
+            raise RecordError("a text is not a decimal") from None
         if shown != number:
             raise RecordError(f"a number has more than {logical.scale} digits after its point")
         return shown

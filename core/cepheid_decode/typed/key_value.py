@@ -1,7 +1,7 @@
-"""Key/value schemas: two schemas in one, and values that carry a key.
+"""Key/value schemas: two schemas in one, and values that contain a key.
 
 definition   as clients send it: key length (4 bytes, big-endian; -1: none), key definition, value length, value definition;
-             or as the admin API shows it: {"key": …, "value": …}
+             or as in the admin API: {"key": …, "value": …}
 properties   key.schema.type, key.schema.properties (JSON), the same for `value`, kv.encoding.type
 INLINE       a message's value is: key length (4 bytes, big-endian; -1: null), key, value length, value
 SEPARATED    the key is the message's key (base64 in its metadata, so the `key_bytes` of the row), the value is its value
@@ -28,7 +28,7 @@ _LENGTH = struct.Struct(">i")
 
 
 def split_schema(schema: SchemaVersion) -> tuple[SchemaVersion, SchemaVersion]:
-    """Those of key and value. Raises BadOptionError."""
+    """Return the schemas of key and value. Raises BadOptionError."""
     try:
         if schema.definition[:1] == b"{":
             document = json.loads(schema.definition)
@@ -65,7 +65,7 @@ def is_separated(schema: SchemaVersion) -> bool:
 
 
 class KeyValueDecoder:
-    """Of one schema version. `names` are the columns: `key` and `value`."""
+    """Decodes one schema version. `names` are the columns: `key` and `value`."""
 
     def __init__(self, key: ValueDecoder, value: ValueDecoder, *, separated: bool) -> None:
         self.fields = [pa.field("key", key.type), pa.field("value", value.type)]
@@ -87,7 +87,7 @@ class KeyValueDecoder:
 
 
 def split_inline(values: pa.BinaryArray) -> tuple[pa.BinaryArray, pa.BinaryArray, dict[int, str]]:
-    """Keys and values out of the packed form, all at once; null where they are, and where the packing is broken."""
+    """Return keys and values of the packed form, all at once; null if they are null or the packed form is invalid."""
     view = BytesView(values)
     present = values.is_valid().to_numpy(zero_copy_only=False)
     key_start, key_size, ok = _sized(view, view.starts, view.ends)

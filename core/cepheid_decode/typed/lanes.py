@@ -1,10 +1,10 @@
-"""All values of a chunk read side by side: one numpy step reads one thing of every value, at a cursor for each.
+"""Reads all values of a chunk side by side: one numpy step reads one item of every value, at a cursor for each.
 
     data    | value 0 | value 1   | value 2 | … | padding |
     cursor      ^          ^          ^
 
-Values are next to each other, so reading past one's end is reading in another: harmless, as long as whoever reads compares the
-cursors with the ends before he believes anything. The padding lets every cursor read a whole word, also behind the last value.
+Values are adjacent, so reading past the end of one reads from the next: this is harmless if the caller compares the cursors with
+the ends before using the result. The padding allows every cursor to read a whole word, also after the last value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cepheid_decode.typed.records import Mask, value_span
 Cursors = npt.NDArray[np.int64]
 PADDING_BYTES = 32
 BLOCK_LANES = 1 << 15
-"""Lanes to read at a time, so that their cursors stay in the processor's cache."""
+"""Number of lanes to read at a time, so that their cursors fit in the processor's cache."""
 
 _STOPS = np.uint64(0x8080808080808080)
 _ONES = np.uint64(0x0101010101010101)
@@ -30,7 +30,7 @@ _SEVENS = np.uint64(0x7F7F7F7F7F7F7F7F)
 
 
 class BytesView:
-    """The bytes of values, padded. `limit`: where a cursor stops that ran away, one behind the last end, so that it is no end."""
+    """The bytes of values, padded. `limit`: where runaway cursors stop, one after the last end, so that it is not an end."""
 
     def __init__(self, values: pa.BinaryArray) -> None:
         data, self.starts, self.ends = value_span(values)
@@ -41,13 +41,13 @@ class BytesView:
         self.buffer = pa.py_buffer(self.data)
 
     def words(self, code: str) -> npt.NDArray[Any]:
-        """The bytes as numbers of which one starts at every byte."""
+        """Return the bytes as numbers, one starting at every byte."""
         kind = np.dtype(code)
         return np.ndarray((len(self.data) - kind.itemsize + 1,), kind, self.data, strides=(1,))
 
 
 class Lanes:
-    """Some values of a view, and a cursor in each. `left`: the lanes that are no longer believed."""
+    """Some values of a view, and a cursor in each. `left`: the lanes whose results are no longer used."""
 
     def __init__(self, view: BytesView, cursor: Cursors, ends: Cursors) -> None:
         self.view = view
@@ -59,11 +59,11 @@ class Lanes:
 
     @classmethod
     def of_rows(cls, view: BytesView, first: int, last: int) -> Lanes:
-        """Of the values from `first` to before `last`, each at its start."""
+        """Return lanes for the values from `first` to before `last`, each at its start."""
         return cls(view, view.starts[first:last].copy(), view.ends[first:last])
 
     def subset(self, rows: npt.NDArray[np.intp]) -> Lanes:
-        """Some lanes, which go on by themselves until they are put back."""
+        """Return some lanes, which advance independently until they are put back."""
         return Lanes(self.view, self.cursor[rows], self.ends[rows])
 
     def put_back(self, part: Lanes, rows: npt.NDArray[np.intp]) -> None:
@@ -78,12 +78,12 @@ class Lanes:
         np.minimum(self.cursor, self.view.limit, out=self.cursor)
 
     def take_long(self, active: Mask | None) -> Cursors:
-        """Avro's int or long at the cursors: a varint, zigzag. Garbage in lanes that are not active."""
+        """Read Avro's int or long at the cursors: a varint, zigzag. The values of inactive lanes have no meaning."""
         bits = self.take_varint(active)
         return ((bits >> _U[1]) ^ (~(bits & _U[1]) + _U[1])).view(np.int64)
 
     def take_varint(self, active: Mask | None) -> npt.NDArray[np.uint64]:
-        """Groups of seven bits, lowest first. Garbage in lanes that are not active."""
+        """Read groups of seven bits, lowest first. The values of inactive lanes have no meaning."""
         first = self.view.data.take(self.cursor)
         if not (first & 0x80).any():
             self.advance(1, active)
@@ -99,7 +99,7 @@ class Lanes:
         return bits
 
     def _take_ninth(self, lanes: npt.NDArray[np.intp], bits: npt.NDArray[np.uint64]) -> None:
-        """The ninth byte, and the tenth, of numbers whose first eight do not end them."""
+        """Read the ninth byte, and the tenth, of numbers that do not end in the first eight."""
         cursor = self.cursor[lanes]
         ninth, tenth = (self.view.data.take(cursor + place).astype(np.uint64) for place in (0, 1))
         more = ninth >> _U[7]
@@ -109,7 +109,7 @@ class Lanes:
 
 
 def _pack_sevens(word: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Eight groups of seven bits in bytes → 56 bits, by pairs."""
+    """Convert eight groups of seven bits in bytes to 56 bits, in pairs."""
     word = (word & np.uint64(0x007F007F007F007F)) | ((word & np.uint64(0x7F007F007F007F00)) >> _U[1])
     word = (word & np.uint64(0x00003FFF00003FFF)) | ((word & np.uint64(0x3FFF00003FFF0000)) >> _U[2])
     return (word & np.uint64(0x000000000FFFFFFF)) | ((word & np.uint64(0x0FFFFFFF00000000)) >> _U[4])
@@ -125,10 +125,10 @@ def read_be32(view: BytesView, cursors: Cursors) -> Cursors:
 
 
 def gather(view: BytesView, starts: Cursors, sizes: Cursors, valid: Mask | None) -> pa.BinaryArray:
-    """The bytes `starts..starts+sizes` of every lane. They must lie one behind the other.
+    """Return the bytes `starts..starts+sizes` of every lane. They must not overlap and must be in order.
 
-    By one array of all pieces and the gaps between them, without copying, of which Arrow takes every other one: several times
-    faster than slices of bytes.
+    It creates one array of all pieces and the gaps between them, without copying, and lets Arrow take every other one: several
+    times faster than slices of bytes.
     """
     count = len(starts)
     if count == 0:

@@ -22,7 +22,7 @@ from cepheid_decode.typed.arrow_types import LOCAL_TIMESTAMP, MAX_DAYS, MAX_MICR
 from cepheid_decode.typed.records import Decoded, Mask, value_span
 from cepheid_decode.typed.utf8 import text_array
 
-Matrix = npt.NDArray[np.uint8]  # one value a row
+Matrix = npt.NDArray[np.uint8]  # one value per row
 NANOS_A_DAY = 86_400 * 10**9
 _MIN_MILLIS, _MAX_MILLIS = MIN_MICROS // 1000, MAX_MICROS // 1000
 _MIN_SECONDS, _MAX_SECONDS = MIN_MICROS // 10**6, MAX_MICROS // 10**6
@@ -33,7 +33,7 @@ class _Shape:
     type: pa.DataType
     length: int
     convert: Callable[[Matrix], tuple[npt.NDArray[Any], Mask | None]]
-    """Numbers in the column's unit, and the rows whose number it cannot hold."""
+    """Returns numbers in the column's unit, and the rows whose number does not fit."""
 
 
 def _plain(code: str) -> Callable[[Matrix], tuple[npt.NDArray[Any], Mask | None]]:
@@ -126,7 +126,7 @@ class PrimitiveDecoder:
         numbers, wrong = shape.convert(raw)
         errors = {int(row): f"{self._kind} has {shape.length} bytes, not {lengths[row]}" for row in np.flatnonzero(off)}
         if wrong is not None:
-            errors |= {int(row): f"it is no {self._kind} that can be shown" for row in np.flatnonzero(wrong & ~off)}
+            errors |= {int(row): f"its {self._kind} is out of range" for row in np.flatnonzero(wrong & ~off)}
             off = off | wrong
         plain = pa.array(numbers, mask=off)
         return Decoded(plain if plain.type == shape.type else plain.view(shape.type), errors)

@@ -1,4 +1,4 @@
-"""Protobuf values as columns of the message type that is shown: lockstep where it can, by the library where not."""
+"""Protobuf values as columns of the message type to show: in lockstep if possible, otherwise by the library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cepheid_decode.typed.records import MIN_LOCKSTEP_ROWS, Decoded, complete, d
 
 
 class ProtobufDecoder:
-    """`names`: fields that are wanted; others may be null."""
+    """`names`: the needed fields; others may be null."""
 
     def __init__(self, descriptor: Descriptor, names: Collection[str] | None = None) -> None:
         self._records = ProtobufRecordDecoder(descriptor)

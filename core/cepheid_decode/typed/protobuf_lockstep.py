@@ -1,10 +1,10 @@
-"""Protobuf values of one flat message type, all of them at once: field by field in the order of their numbers.
+"""Decodes Protobuf values of one flat message type all at once: field by field in the order of their numbers.
 
     lanes at the tag of field 1 ──► its value ──► lanes at the tag of field 2 ──► …        others: absent
 
-Every encoder writes the fields it has in the order of their numbers (protobuf.dev, "Field Order": usual, not promised). A lane
-in which one comes late, twice, or is not known stands before its end when all fields are through, and is left to the library, as is
-one with anything odd. Message types with repeated fields, or messages inside, have no steps.
+Encoders write fields in the order of their numbers (protobuf.dev, "Field Order": usual, not guaranteed). If a field is late,
+duplicate or unknown, the lane is not at its end after all fields, and is left to the library, like one with anything unusual.
+Message types with repeated fields or nested messages are not supported here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cepheid_decode.typed.utf8 import text_array
 
 _F = FieldDescriptor
 Step = Callable[[Lanes, Mask, bool], pa.Array | None]
-"""(lanes, those that have the field, whether anybody wants the array): null, or zero without presence, in the others"""
+"""(lanes, those that have the field, whether the array is needed): the others are null, or zero if presence is not tracked"""
 
 _VARINTS = {
     _F.TYPE_INT32,
@@ -49,12 +49,12 @@ _WIRE_VARINT, _WIRE_64, _WIRE_LENGTH, _WIRE_32 = 0, 1, 2, 5
 
 
 class NoLockstepError(Exception):
-    """The message type has something that is not of one shape in all values."""
+    """The message type has a part that cannot be read in lockstep."""
 
 
 class ProtobufLockstep:
     def __init__(self, descriptor: Descriptor, names: Collection[str] | None) -> None:
-        """`names`: fields that are wanted; others are null in the result. Raises NoLockstepError."""
+        """`names`: the needed fields; others are null in the result. Raises NoLockstepError."""
         inside = (descriptor.full_name,)
         self._fields = list(descriptor.fields)
         self._type = pa.struct([pa.field(field.name, field_type(field, inside)) for field in self._fields])
@@ -64,7 +64,7 @@ class ProtobufLockstep:
         self._wanted = [names is None or field.name in names for field in self._fields]
 
     def decode(self, values: pa.BinaryArray) -> tuple[pa.StructArray, npt.NDArray[np.intp]]:
-        """The messages, and the rows that are left, which rise."""
+        """Return the messages, and the rows that are left, in ascending order."""
         view = BytesView(values)
         blocks, left = [], []
         for first in range(0, len(values), BLOCK_LANES):
@@ -96,7 +96,7 @@ def _tag(field: FieldDescriptor) -> bytes:
 
 
 def _take_tag(lanes: Lanes, tag: bytes) -> Mask:
-    """The lanes that stand at this tag, now behind it."""
+    """Return the lanes that are at this tag, and advance them."""
     here = lanes.cursor < lanes.ends
     for place, byte in enumerate(tag):
         here &= lanes.view.data.take(lanes.cursor + place) == byte
@@ -150,7 +150,7 @@ Bits = npt.NDArray[np.uint64]
 
 
 def _integer(kind: str) -> Callable[[Lanes, Bits, Mask, FieldDescriptor], pa.Array]:
-    """Numbers of 32 bits are the low half of what was sent."""
+    """Numbers of 32 bits are the low half of the varint."""
     return lambda lanes, bits, here, field: _finish(bits.astype(kind), here, field)
 
 
@@ -186,7 +186,7 @@ _VARINT_COLUMNS: dict[int, Callable[[Lanes, Bits, Mask, FieldDescriptor], pa.Arr
 
 
 def _enum_names(field: FieldDescriptor) -> Callable[[Lanes, Bits, Mask, FieldDescriptor], pa.Array]:
-    """A lane with a number that has no name is left: what that means depends on the kind of enum."""
+    """A lane with a number that has no name is left, because its meaning depends on the kind of enum."""
     assert field.enum_type is not None
     by_number = {value.number: value.name for value in reversed(field.enum_type.values)}
     numbers = np.array(sorted(by_number), np.int32)
@@ -215,7 +215,7 @@ def _bytes_step(field: FieldDescriptor) -> Step:
             sizes = np.where(wrong, 0, sizes)
         valid = here if field.has_presence and not here.all() else None
         found = gather(lanes.view, np.minimum(lanes.cursor, lanes.ends), sizes, valid) if wanted else None
-        lanes.advance(sizes, None)  # 0 where it is absent
+        lanes.advance(sizes, None)  # 0 if absent
         if found is None or not is_text:
             return found
         text, broken = text_array(found)

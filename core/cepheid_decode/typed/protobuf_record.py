@@ -1,7 +1,7 @@
-"""Protobuf values one by one, by the library: what an encoded message means.
+"""Decodes Protobuf values one by one, with the library.
 
-Fields are known by number, so messages of every version of a schema are read with the version that is shown. A field that is absent
-is null where presence is known (messages, `optional`, proto2, oneofs), else its type's zero, as in every Protobuf API.
+Fields are identified by number, so messages of every version of a schema are decoded with the version to show. An absent field is
+null if its presence is tracked (messages, `optional`, proto2, oneofs), otherwise its type's zero, as in every Protobuf API.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class ProtobufRecordDecoder:
         try:
             return self._convert(self._class.FromString(record))
         except DecodeError as error:
-            raise RecordError(f"it is no message of its schema: {error}") from None
-        except UnicodeDecodeError:  # proto2: found when the field is asked for
+            raise RecordError(f"it is not a valid message of its schema: {error}") from None
+        except UnicodeDecodeError:  # proto2: raised when the field is read
             raise RecordError("a string is not UTF-8 text") from None
 
 
@@ -75,7 +75,7 @@ def _single_type(field: FieldDescriptor, inside: tuple[str, ...]) -> pa.DataType
 
 
 def message_of(field: FieldDescriptor) -> Descriptor:
-    assert field.message_type is not None, f"{field.name} is a message"  # whoever asks has looked at its cpp_type
+    assert field.message_type is not None, f"{field.name} is a message"  # callers check its cpp_type
     return field.message_type
 
 
@@ -101,7 +101,7 @@ def _message(descriptor: Descriptor, inside: tuple[str, ...]) -> Converter:
 def _timestamp(message: Any) -> int:
     micros = int(message.seconds) * 10**6 + int(message.nanos) // 1000
     if not MIN_MICROS <= micros <= MAX_MICROS or not 0 <= message.nanos < 10**9:
-        raise RecordError(f"{message.seconds} s and {message.nanos} ns are no time within the years 1 to 9999")
+        raise RecordError(f"{message.seconds} s and {message.nanos} ns are not a time within the years 1 to 9999")
     return micros
 
 

@@ -1,9 +1,9 @@
 """The message type that a Protobuf schema describes.
 
 PROTOBUF_NATIVE   {"fileDescriptorSet": base64, "rootMessageTypeName": "pkg.Message", "rootFileDescriptorName": "file.proto"}
-PROTOBUF          as old Java clients send it: the definition is an Avro schema, which knows no field numbers; those are in the
-                  property `__PARSING_INFO__`, for the fields of the message itself, not for those of messages inside
-                  (ProtobufSchema of the Java client). Messages and enums inside are shown as their bytes and numbers.
+PROTOBUF          as old Java clients send it: the definition is an Avro schema, which has no field numbers; those are in the
+                  property `__PARSING_INFO__`, for the fields of the message itself, not for those of nested messages
+                  (ProtobufSchema of the Java client). Nested messages and enums are shown as their bytes and numbers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cepheid_decode.errors import BadOptionError
 PARSING_INFO = "__PARSING_INFO__"
 _ROOT = "cepheid.Shown"
 _F = FieldDescriptorProto
-# Never decoded further: what they look like inside is not in the schema.
+# Not decoded further: the schema does not describe their contents.
 _OPAQUE = {"MESSAGE": _F.TYPE_BYTES, "GROUP": None, "ENUM": _F.TYPE_INT32}
 
 
@@ -32,14 +32,14 @@ def native_descriptor(definition: bytes) -> Descriptor:
         document = json.loads(definition)
         files = FileDescriptorSet.FromString(base64.b64decode(document["fileDescriptorSet"]))
         return _pool(files).FindMessageTypeByName(document["rootMessageTypeName"])
-    except Exception as error:  # the library raises TypeError, KeyError, DecodeError and its own, by version and implementation
+    except Exception as error:  # the library raises TypeError, KeyError, DecodeError and its own, depending on its version
         raise BadOptionError(
-            f"the schema's definition is no Protobuf descriptor ({error!r}); read with readMode=messages"
+            f"the schema's definition is not a valid Protobuf descriptor ({error!r}); read with readMode=messages"
         ) from None
 
 
 def _pool(files: FileDescriptorSet) -> DescriptorPool:
-    """Every file after those that it imports, however they are ordered in the set."""
+    """Add every file after those that it imports, whatever their order in the set."""
     waiting = {file.name: file for file in files.file}
     pool = DescriptorPool()
 

@@ -1,9 +1,9 @@
-"""What every decoder of stored values gives, and the parts that they share.
+"""What all decoders of stored values return, and the code that they share.
 
     values (one kind, one schema version, no nulls) ──► fast path: numpy or pyarrow over all values ──► array, rows that it leaves
-                                                    ──► those rows one by one, in Python            ──► values, or what is wrong
+                                                    ──► those rows one by one, in Python            ──► values, or errors
 
-The one-by-one decoder says what a value means. A fast path may leave any row to it, and must never give another value.
+The one-by-one decoder defines what a value means. A fast path may leave any row to it, and must never return a different value.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import pyarrow as pa
 
 Mask = npt.NDArray[np.bool_]
 MAX_ERROR_TEXT = 300
-MIN_LOCKSTEP_ROWS = 16  # below, the steps of a lockstep path cost more than the values
+MIN_LOCKSTEP_ROWS = 16  # for fewer, the steps of a lockstep decoder take longer than decoding one by one
 
 
 class RecordError(ValueError):
-    """A value that is not what its schema says; its text names the field."""
+    """A value that does not match its schema; the message names the field."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Decoded:
 
 
 class ValueDecoder(Protocol):
-    """For the values of one schema version."""
+    """Decodes the values of one schema version."""
 
     @property
     def type(self) -> pa.DataType: ...
@@ -44,11 +44,11 @@ class ValueDecoder(Protocol):
         """Whether the fields of the type are shown as columns of their own."""
 
     def decode(self, values: pa.BinaryArray) -> Decoded:
-        """Of values without nulls."""
+        """Decode values without nulls."""
 
 
 def decode_each(values: pa.BinaryArray, decode: Callable[[bytes], Any], kind: pa.DataType) -> Decoded:
-    """One by one; `decode` gives what `pa.array` takes for `kind`."""
+    """Decode one by one; `decode` returns what `pa.array` accepts for `kind`."""
     found: list[Any] = []
     errors: dict[int, str] = {}
     for row, value in enumerate(values.to_pylist()):
@@ -64,7 +64,7 @@ def decode_each(values: pa.BinaryArray, decode: Callable[[bytes], Any], kind: pa
 
 
 def complete(array: pa.Array, left: npt.NDArray[np.intp], values: pa.BinaryArray, decode: Callable[[bytes], Any]) -> Decoded:
-    """`array` with the rows `left` decoded one by one."""
+    """Return `array` with the rows `left` decoded one by one."""
     if not len(left):
         return Decoded(array)
     rest = decode_each(values.take(pa.array(left)), decode, array.type)
@@ -73,7 +73,7 @@ def complete(array: pa.Array, left: npt.NDArray[np.intp], values: pa.BinaryArray
 
 
 def replace_rows(array: pa.Array, rows: npt.NDArray[np.intp], replacements: pa.Array) -> pa.Array:
-    """`rows` rise."""
+    """`rows` are in ascending order."""
     if len(rows) == len(array):
         return replacements
     places = np.arange(len(array))
@@ -82,7 +82,7 @@ def replace_rows(array: pa.Array, rows: npt.NDArray[np.intp], replacements: pa.A
 
 
 def decode_present(decoder: ValueDecoder, values: pa.BinaryArray) -> Decoded:
-    """Of values of which some are null: those stay null, and are no errors."""
+    """Decode values of which some are null: these stay null and are not errors."""
     if values.null_count == 0:
         return decoder.decode(values)
     present = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
@@ -94,7 +94,7 @@ def decode_present(decoder: ValueDecoder, values: pa.BinaryArray) -> Decoded:
 
 
 def value_span(values: pa.BinaryArray) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """The bytes of all values as they lie in memory, and where each starts and ends in them."""
+    """Return the bytes of all values as in memory, and where each starts and ends in them."""
     if not len(values):  # may be without buffers
         return np.empty(0, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64)
     _, offsets_buffer, data_buffer = values.buffers()

@@ -1,10 +1,10 @@
 """Messages of a topic with a schema as its columns, whatever versions they were written with.
 
-    values, versions ──► rows by version ──► that version's decoder ──► columns of the version that is shown ──► rows in order
+    values, versions ──► rows by version ──► that version's decoder ──► columns of the version to show ──► rows in order
 
-A message without a version (its producer had no schema) is read as the version that is shown, or as the newest of its own topic if
-that one does not have what is shown; a tombstone is a row of nulls. A message whose version the topic's history does not have,
-and one that is not what its schema says, is a bad record.
+A message without a version (its producer had no schema) is decoded as the version to show, or as the newest of its own topic if
+that topic does not have it; a tombstone is a row of nulls. A message whose version is not in the topic's history, or which does not
+match its schema, is a bad record.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ class TypedResult:
 
 
 def typed_fields(schemas: Sequence[SchemaVersion], reader_version: bytes | None) -> list[pa.Field]:
-    """The columns of a topic with these schemas, oldest version first. `reader_version` None: the newest.
+    """Return the columns of a topic with these schemas, oldest version first. `reader_version` None: the newest.
 
-    Raises BadOptionError when the topic has no schema, not that version, or one of a kind that has no columns.
+    Raises BadOptionError if the topic has no schema, not that version, or one of a kind that cannot be shown as columns.
     """
     return rows_decoder(*(shown_schema(schemas, reader_version),) * 2).fields
 
@@ -59,7 +59,7 @@ def shown_schema(schemas: Sequence[SchemaVersion], reader_version: bytes | None)
 
 
 class RowsDecoder(Protocol):
-    """Of the rows of one version: an array for each of `fields`, and what is wrong by row."""
+    """Decodes the rows of one version: returns an array for each of `fields`, and errors by row."""
 
     fields: list[pa.Field]
 
@@ -76,11 +76,11 @@ class TypedColumns:
         columns: Sequence[str] | None = None,
         writers: Sequence[SchemaVersion] | None = None,
     ) -> None:
-        """`columns`: names of the fields that are wanted, in that order; None: all. `writers`: the history of the topic that the
-        messages are of; None: `schemas`, which have the one that is shown. Raises BadOptionError."""
+        """`columns`: names of the wanted fields, in that order; None: all. `writers`: the schema history of the messages' topic;
+        None: `schemas`, which contain the version to show. Raises BadOptionError."""
         self._shown = shown_schema(schemas, reader_version)
         self._schemas = {schema.version: schema for schema in (schemas if writers is None else writers)}
-        # Of messages that say none: what is shown as long as their topic has it, whatever versions come there later.
+        # For messages without a version: the version to show as long as their topic has it, even if newer versions are added there.
         has_shown = not writers or any(each.content == self._shown.content for each in writers)
         self._unversioned = self._shown if has_shown else writers[-1]  # type: ignore[index]
         self._on_bad_record = on_bad_record
@@ -95,7 +95,7 @@ class TypedColumns:
     def columns(
         self, values: pa.BinaryArray, keys: pa.BinaryArray | None, version_codes: npt.NDArray[np.int32], versions: Sequence[bytes]
     ) -> TypedResult:
-        """A row per value. `version_codes`: each row's version, as index into `versions`. Raises BadRecordError under FAIL."""
+        """Return one row per value. `version_codes`: each row's version, an index into `versions`. FAIL: raises BadRecordError."""
         arrays, errors = self._decode(values, keys, version_codes, versions)
         if not errors:
             return TypedResult(arrays)
@@ -146,7 +146,7 @@ class TypedColumns:
         return decoder.decode(values, keys)
 
     def _decoder(self, version: bytes) -> RowsDecoder | str:
-        """Of a version, made when its first row comes; a text: why its rows cannot be read."""
+        """Return the decoder of a version, created for its first row; a text: why its rows cannot be decoded."""
         found = self._decoders.get(version)
         if found is None:
             found = self._decoders[version] = self._make_decoder(version)
@@ -173,7 +173,7 @@ def rows_decoder(writer: SchemaVersion, reader: SchemaVersion, names: Sequence[s
 
 
 class _ValueRows:
-    """The fields of a record, or the one column of anything else."""
+    """The fields of a record, or one column for any other value."""
 
     def __init__(self, decoder: ValueDecoder, names: Sequence[str] | None) -> None:
         self._decoder = decoder

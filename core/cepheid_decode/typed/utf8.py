@@ -1,4 +1,4 @@
-"""Text out of bytes that may not be text: Spark would carry broken strings on, so every value is checked."""
+"""Text from bytes that may not be UTF-8: Spark would accept invalid strings, so every value is checked."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 
 
 def text_array(values: pa.BinaryArray) -> tuple[pa.StringArray, npt.NDArray[np.intp]]:
-    """The same bytes as text, null where they are no UTF-8; and those rows."""
+    """Return the same bytes as text, null if they are not UTF-8; and those rows."""
     try:
         return values.cast(pa.string()), np.empty(0, np.intp)
     except pa.ArrowInvalid:
@@ -20,7 +20,7 @@ def text_array(values: pa.BinaryArray) -> tuple[pa.StringArray, npt.NDArray[np.i
 
 
 def _broken(values: pa.BinaryArray, first: int) -> list[int]:
-    """By halves: mostly one value in a hundred thousand is broken."""
+    """Search in halves, because usually very few values are invalid."""
     try:
         values.cast(pa.string())
     except pa.ArrowInvalid:

@@ -1,4 +1,4 @@
-"""Which decoder reads values of one schema and shows them as another."""
+"""Selects the decoder that decodes values of one schema and shows them as another."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["DifferentSchemaError", "value_decoder"]
 
 
 def value_decoder(writer: SchemaVersion, reader: SchemaVersion, names: Sequence[str] | None = None) -> ValueDecoder:
-    """`names`: of the fields that will be asked for. Raises BadOptionError, DifferentSchemaError."""
+    """`names`: the fields that will be needed. Raises BadOptionError, DifferentSchemaError."""
     if reader.kind in PRIMITIVE_KINDS or writer.kind in PRIMITIVE_KINDS:
         _same_kind(writer, reader)
         return PrimitiveDecoder(reader.kind)
@@ -38,7 +38,7 @@ def _same_kind(writer: SchemaVersion, reader: SchemaVersion) -> None:
 def _struct_decoder(writer: SchemaVersion, reader: SchemaVersion, names: Sequence[str] | None) -> ValueDecoder:
     shown = parse_avro(reader.definition)
     if writer.kind == reader.kind == "JSON":
-        return JsonDecoder(shown, names)  # fields have names in the value itself, so the writer's definition adds nothing
+        return JsonDecoder(shown, names)  # fields have names in the value itself, so the writer's definition is not needed
     if writer.kind not in ("AVRO", "JSON"):
         raise DifferentSchemaError(f"{writer.kind} is not {reader.kind}")
     written = shown if writer.definition == reader.definition else parse_avro(writer.definition)
@@ -48,7 +48,7 @@ def _struct_decoder(writer: SchemaVersion, reader: SchemaVersion, names: Sequenc
 
 
 def _protobuf_decoder(schema: SchemaVersion, names: Sequence[str] | None) -> ValueDecoder:
-    # Here: the library costs tens of milliseconds, which other kinds need not pay.
+    # Imported here, because the library takes tens of milliseconds, which other kinds do not need.
     from cepheid_decode.typed.protobuf_decoder import ProtobufDecoder
     from cepheid_decode.typed.protobuf_schema import native_descriptor, old_descriptor
 

@@ -175,7 +175,7 @@ def test_an_int_has_32_bits(repeat: int) -> None:
     values = [avro_bytes(record(("x", "long")), {"x": number}) for number in numbers] * repeat
     rows, errors = decode([schema_version("AVRO", record(("x", "int")))], values)
     assert [row["x"] for row in rows] == [2**31 - 1, None, -(2**31), None] * repeat
-    assert "is no int of 32 bits" in errors[1]
+    assert "is not an int of 32 bits" in errors[1]
 
 
 @pytest.mark.parametrize("repeat", [1, 20])

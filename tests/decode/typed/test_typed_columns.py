@@ -144,9 +144,9 @@ def test_tombstones_and_nothing(schema: SchemaVersion, values: list[None]) -> No
         ([], None, "no schema"),
         (HISTORY, version(9), "no schema version 9; it has 0, 1"),
         ([schema_version("EXTERNAL", b"x")], None, "type EXTERNAL has no columns"),
-        ([schema_version("AVRO", b"{")], None, "no Avro schema"),
-        ([schema_version("JSON", {"type": "object", "properties": {}})], None, "no Avro schema"),
-        ([schema_version("PROTOBUF_NATIVE", b"{}")], None, "no Protobuf descriptor"),
+        ([schema_version("AVRO", b"{")], None, "is not a valid Avro schema"),
+        ([schema_version("JSON", {"type": "object", "properties": {}})], None, "is not a valid Avro schema"),
+        ([schema_version("PROTOBUF_NATIVE", b"{}")], None, "is not a valid Protobuf descriptor"),
         ([schema_version("PROTOBUF", b"{}")], None, "__PARSING_INFO__"),
     ],
 )

@@ -71,7 +71,7 @@ def test_a_value_among_others(kind: str, encoded: bytes, value: Any) -> None:
 def test_numbers_that_no_column_holds(kind: str, encoded: bytes) -> None:
     rows, errors = decode([schema_version(kind)], [encoded])
     assert rows == [{"value": None}]
-    assert errors == {0: f"it is no {kind} that can be shown"}
+    assert errors == {0: f"its {kind} is out of range"}
 
 
 def test_empty_values_are_no_numbers() -> None:
