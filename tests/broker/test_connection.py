@@ -272,7 +272,7 @@ async def test_every_command_is_answered_or_closes_with_a_reason(kind: CommandTy
                 assert getattr(answer.body, "request_id", 7) == 7
                 await client.ping()
         closed = [record.__dict__["reason"] for record in caplog.records if record.message == "connection.closed"]
-        not_ours = any(reason.startswith(f"{kind.name} is not for a broker") for reason in closed)
+        not_ours = any(reason.startswith(f"{kind.name} is not a command for brokers") for reason in closed)
         assert (kind.name in BROKERS_ONLY) == not_ours, closed
         assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 

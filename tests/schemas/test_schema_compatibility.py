@@ -271,7 +271,7 @@ for _ in range(150):
         (user(field("l", {"type": "record", "name": "User", "fields": []})), "'User' is defined twice"),
         (avro({"type": "object"}), "unknown type 'object'"),
         (Schema(SchemaType.JSON, b"null"), "is not a type"),
-        (Schema(SchemaType.STRING, b"text"), "type STRING has no definition, but 4 bytes came with it"),
+        (Schema(SchemaType.STRING, b"text"), "type STRING has no definition, but 4 bytes were sent"),
         (Schema(SchemaType.EXTERNAL, b"x" * (MAX_SCHEMA_BYTES + 1)), f"{MAX_SCHEMA_BYTES} are possible"),
         (Schema(SchemaType.PROTOBUF_NATIVE, b"[]"), "not a JSON object with fileDescriptorSet"),
         (Schema(SchemaType.PROTOBUF_NATIVE, b'{"fileDescriptorSet": "??", "rootMessageTypeName": "a"}'), "is not the base64"),

@@ -47,7 +47,7 @@ def cursor_operations(context: AdminContext) -> APIRouter:
     async def skip(topic: TopicPath, sub: SubscriptionPath, numMessages: int) -> None:
         """Skip this many unacknowledged entries, or all if there are fewer; one topic or partition"""
         if numMessages < 0:
-            raise PreconditionError(f"{numMessages} entries cannot be skipped: 0 or more")
+            raise PreconditionError(f"numMessages must be 0 or more, got {numMessages}")
         subscription = subscription_of(await open_plain(context, topic), sub)
         await subscription.skip(min(numMessages, subscription.cursor.backlog_entries))
 
@@ -120,7 +120,7 @@ def cursor_operations(context: AdminContext) -> APIRouter:
     async def analyze_backlog(topic: TopicPath, sub: SubscriptionPath, start: OptionalMessageIdIn) -> dict[str, Any]:
         """Return exact entries and messages of the backlog; never `aborted`. A start in the body is not served (501)"""
         if start is not None and start.position != EARLIEST:
-            raise NotServedError(f"Counting a backlog from {start.position} on: it is counted whole, leave the body out")
+            raise NotServedError(f"A backlog is only counted as a whole, not from {start.position} on: leave the body out")
         opened = await open_plain(context, topic)
         return await _analysis(opened, subscription_of(opened, sub))
 

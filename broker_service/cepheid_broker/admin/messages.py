@@ -64,7 +64,7 @@ def messages(context: AdminContext) -> APIRouter:
         if initialPosition not in _ENDS:
             raise PreconditionError(f"initialPosition {initialPosition[:100]!r} is not one of {', '.join(_ENDS)}")
         if messagePosition < 1:
-            raise PreconditionError(f"messagePosition {messagePosition} is not above 0: the first message has number 1")
+            raise PreconditionError(f"messagePosition must be 1 or more, got {messagePosition}")
         opened = await open_plain(context, topic)
         ledgers = opened.ledger.ledgers
         entries = ledgers.total_entries

@@ -47,7 +47,7 @@ class PersistenceBody(BaseModel):
 
 
 class BacklogQuotaBody(BaseModel):
-    limit: Long | None = Field(None, description="Old twin of limitSize.")
+    limit: Long | None = Field(None, description="Older name of limitSize.")
     limitSize: Long | None = Field(None, description="Bytes. -1: no limit.")
     limitTime: Int | None = Field(None, description="Seconds. -1: no limit.")
     policy: Literal["producer_request_hold", "producer_exception", "consumer_backlog_eviction"]

@@ -294,7 +294,7 @@ class Connection(asyncio.Protocol):
             body = getattr(parse_command(command), BODY_FIELDS[kind])
             serve = self._table.get(kind)
             if serve is None:
-                raise ProtocolViolationError(f"{CommandType(kind).name} is not for a broker", command_type=kind)
+                raise ProtocolViolationError(f"{CommandType(kind).name} is not a command for brokers", command_type=kind)
             serve(body)
         return []
 

@@ -316,7 +316,7 @@ def check_claim(topic: Topic, name: str, properties: Mapping[str, str]) -> None:
     if claim is None:
         return
     if not name:
-        raise NotAllowedError("a producer that names an owner of its name has a name of its own")
+        raise NotAllowedError("a producer that claims an owner for its name must set a name")
     if topic.deduplication is None:
         raise NotAllowedError(f"topic {topic.name} is not persistent: it has no deduplication", topic=str(topic.name))
     topic.deduplication.check_claim(name, claim)

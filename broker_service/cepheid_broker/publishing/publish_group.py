@@ -116,10 +116,10 @@ class PublishGroup:
 def why_not_allowed(policies: TopicPolicies, tail_bytes: int, metadata: pb.MessageMetadata) -> str | None:
     """Return why the topic's policies refuse a message, or None."""
     if 0 < policies.max_message_bytes < tail_bytes:
-        return f"a message of {tail_bytes} bytes, the topic's policy allows {policies.max_message_bytes}"
+        return f"the message has {tail_bytes} bytes; the topic's policy allows {policies.max_message_bytes}"
     delay_ms = metadata.deliver_at_time - metadata.publish_time
     if 0 < policies.max_delay_ms < delay_ms:
-        return f"a message to be delivered after {delay_ms} ms, the topic's policy allows {policies.max_delay_ms}"
+        return f"the message asks for a delay of {delay_ms} ms; the topic's policy allows {policies.max_delay_ms}"
     if policies.encryption_required and not metadata.encryption_keys:
-        return "a message that is not encrypted, and the topic's policy demands it"
+        return "the message is not encrypted, which the topic's policy requires"
     return None

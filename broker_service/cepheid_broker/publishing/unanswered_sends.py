@@ -185,7 +185,7 @@ class UnansweredSends:
         if self._stopped:
             return
         if not group.repeats_what_is_stored:
-            self._on_given_up("a message was sent again while it was not known whether it is stored, and it is not", False)
+            self._on_given_up("a message was sent again, and its first copy was not stored", False)
             return
         receipts = group.receipts(self._producer_id, first, step=int(self._topic.entry_ids_rise))
         self._peer.write(encode_send_receipts(receipts) + group.errors_after)

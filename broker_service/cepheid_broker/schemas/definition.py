@@ -52,7 +52,7 @@ def parse_definition(schema: Schema) -> Definition:
     if schema.type is SchemaType.EXTERNAL:
         return _Opaque(schema)
     if schema.data.strip() not in _NO_DEFINITION:
-        raise InvalidSchemaError(f"type {schema.type.value} has no definition, but {len(schema.data)} bytes came with it")
+        raise InvalidSchemaError(f"type {schema.type.value} has no definition, but {len(schema.data)} bytes were sent")
     return _Primitive(schema.type)
 
 

@@ -243,7 +243,7 @@ class PersistentTopic(Topic):
         """Close consumers that reconnected before a late reset (rule 3); within a seek there are none."""
         subscription = self.subscriptions.get(cursor.name)
         if subscription is not None and subscription.cursor is cursor and not subscription.in_seek:
-            subscription.close_consumers("a seek that had taken too long is done")
+            subscription.close_consumers("a delayed seek has completed")
 
     def _on_unused(self, subscription: Subscription) -> None:
         """Drop a reader's subscription that has no reader."""

@@ -301,7 +301,7 @@ class Subscription:
             core.on_writable(consumer.key, consumer.peer.writable)
         except Exception as error:
             self._on_dispatch_failed(error)
-            raise ServiceNotReadyError(f"subscription {self.name!r} of {self.topic} starts over") from error
+            raise ServiceNotReadyError(f"subscription {self.name!r} of {self.topic} is being restarted") from error
         self._dispatcher.wake()
 
     def remove_consumer(self, consumer: Consumer) -> None:

@@ -10,7 +10,7 @@ from typing import Literal, Required, TypedDict
 
 class BacklogQuotaBody(TypedDict, total=False):
     limit: int | None
-    """Old twin of limitSize."""
+    """Older name of limitSize."""
     limitSize: int | None
     """Bytes. -1: no limit."""
     limitTime: int | None
