@@ -12,7 +12,7 @@ BENCH  ?= all
 # Without compiled modules on disk every process that a test starts compiles the product again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install demo demo-spark demo-tiered run test test-all test-kubernetes pulsar test-pulsar check bench bench-peers simulate image clean
+.PHONY: help install demo demo-spark demo-tiered run test test-all test-kubernetes pulsar kafka test-pulsar check bench bench-peers simulate image clean
 help:
 	@echo "make demo              the main job on real input: publish, crash, consume, check (about 2 minutes; EVENTS=20000: a part)"
 	@echo "make demo-spark        the same flights as DataFrames while a driver and a bookie are killed (needs Java 17; EVENTS=20000: a part)"
@@ -26,7 +26,7 @@ help:
 	@echo "make test-pulsar       the Python client against Apache Pulsar, fetched once with Maven (250 MB; needs Java 17)"
 	@echo "make image             the container image (IMAGE=name:tag BUILDER=buildah|podman|docker|archive EXTRAS=...)"
 	@echo "make bench BENCH=a,b   benchmarks (CHECK=1: pairs with the server of an earlier commit, fails if slower)"
-	@echo "make bench-peers       the same loads at Cepheid and at Apache Pulsar, in turn (BENCH=a,b; about half an hour)"
+	@echo "make bench-peers       the same loads at Cepheid and at Apache Pulsar or Kafka, in turn (BENCH=a,b; about an hour)"
 	@echo "make simulate SEEDS=n  n seeds of the simulator (CORES=k: in k processes; FRESH=1: seeds nobody has seen; BRANCHES=1: of the cores)"
 
 $(STAMP): pyproject.toml
@@ -74,6 +74,10 @@ pulsar: $(STAMP)
 	$(BIN)/python -m tests.apache_pulsar || { apt-get update -qq && apt-get install -qq --no-install-recommends maven; \
 		$(BIN)/python -m tests.apache_pulsar; }
 
+kafka: $(STAMP)
+	$(BIN)/python -m benchmarks.kafka || { apt-get update -qq && apt-get install -qq --no-install-recommends maven; \
+		$(BIN)/python -m benchmarks.kafka; }
+
 test-pulsar: pulsar
 	$(BIN)/python -m pytest -q tests/client/test_apache_pulsar.py
 
@@ -90,7 +94,7 @@ check: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m $(if $(CHECK),benchmarks.guard,benchmarks) $(BENCH)
 
-bench-peers: pulsar
+bench-peers: pulsar kafka
 	$(BIN)/python -m benchmarks.peers $(BENCH)
 
 simulate: $(STAMP)

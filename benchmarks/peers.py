@@ -1,14 +1,18 @@
-"""`python -m benchmarks.peers [NAME,NAME]`: Cepheid and Apache Pulsar side by side, the same loads at both, in turn.
+"""`python -m benchmarks.peers [NAME,NAME]`: Cepheid and Apache Pulsar or Kafka side by side, the same loads at both, in turn.
 
     Cepheid, standalone ───────┐
                                ├─► ours theirs │ theirs ours │ … ──► the ratio of each pair, its median and 90 % interval
-    Apache Pulsar, standalone ─┘
+    Apache Pulsar or Kafka  ───┘
 
-Both run all the time, started anew for each load, and wait for fsync before they acknowledge (`journalSyncData=true` with Pulsar,
-whose shipped settings do not). Pulsar is warmed up first: a JVM is slow for its first ten seconds. What is idle at a moment takes
-some processor time from the other, a JVM more than we do. Memory is PSS: Pulsar's collector maps its heap several times.
+Both run at the same time, are started for each load, and wait for fsync before they acknowledge (`journalSyncData=true` of Pulsar
+and `log.flush.interval.messages=1` of Kafka, whose shipped settings do not). The peer is warmed up first: a JVM is slow for its
+first ten seconds. What is idle at a moment takes some processor time from the other, a JVM more than we do. Memory is PSS: Pulsar's
+collector maps its heap several times.
 
-The rows with `perf` load both by pulsar-perf, the load generator of Pulsar, which uses more than a core itself.
+Loads that write 300 MB/s and more start both for each pair, with empty directories: five pairs would fill a disk of 50 GB.
+
+The loads with `perf` in their names use pulsar-perf, the load generator of Pulsar, which takes more than a core itself. Those with
+`kafka` use it for Cepheid, and Kafka's own generator for Kafka: each with the batching that its client does by default.
 """
 
 from __future__ import annotations
@@ -20,10 +24,11 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks import kafka
 from benchmarks.guard import FEWEST_PAIRS, GuardError, judge
 from benchmarks.report import machine, percentile
 from benchmarks.server import Server, add_arguments
@@ -33,9 +38,10 @@ ROOT = Path(__file__).parent.parent
 MEMORY = "-Xms2g -Xmx2g -XX:MaxDirectMemorySize=2g"
 SETTINGS = {"diskUsageThreshold": 0.99, "diskUsageWarnThreshold": 0.99, "diskUsageLwmThreshold": 0.99}
 """It would stop writing at 0.95 of a disk, which others fill as well."""
-WARM_UP = ("publish_batched", "--seconds", "15"), ("publish_single", "--seconds", "10")
-PERF_S = 20
+WARM_UP = ("publish_batched", "--seconds", "5"), ("publish_single", "--seconds", "10")
+PERF_S = 15
 _PERF_RATE = re.compile(r"Aggregated throughput stats --- \d+ records sent --- ([\d.]+) msg/s")
+_PERF_LATENCY = re.compile(r"Aggregated latency stats .* med: +([\d.]+) .* 99pct: +([\d.]+) .* 99.9pct: +([\d.]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,14 @@ class Row:
 
     run: Callable[[Peer], Figures]
     figures: Mapping[str, bool]
+    fills_disk: bool = False
+    """Each pair begins with empty directories."""
+    run_at_kafka: Callable[[Peer], Figures] | None = None
+    """The peer is Kafka, and this is the load there."""
+
+    @property
+    def peer(self) -> str:
+        return "pulsar" if self.run_at_kafka is None else "kafka"
 
 
 def generator(name: str, *options: str, rate: str = "") -> Callable[[Peer], Figures]:
@@ -84,18 +98,25 @@ def generator(name: str, *options: str, rate: str = "") -> Callable[[Peer], Figu
     return run
 
 
-def pulsar_perf(home: Path, *options: str) -> Callable[[Peer], Figures]:
+def pulsar_perf(home: Path, *options: str, rate_per_s: int = 2_000_000) -> Callable[[Peer], Figures]:
+    """Return a load of Pulsar's own generator."""
+
     def run(peer: Peer) -> Figures:
         topic = f"persistent://public/default/perf-{time.monotonic_ns()}"
-        command = [str(home / "bin" / "pulsar-perf"), "produce", "--service-url", peer.url, "-r", "2000000", "-o", "1000"]
-        command += ["--test-duration", str(PERF_S), *options, topic]
+        command = [str(home / "bin" / "pulsar-perf"), "produce", "--service-url", peer.url, "-o", "1000"]
+        command += ["-r", str(rate_per_s), "--test-duration", str(PERF_S), *options, topic]
         finished = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        found = _PERF_RATE.search(finished.stdout)
-        if found is None:
-            raise GuardError(f"pulsar-perf said no rate:\n{finished.stdout[-2000:]}")
-        return {"messages_per_s": float(found[1])}
+        rate, latency = _PERF_RATE.search(finished.stdout), _PERF_LATENCY.search(finished.stdout)
+        if rate is None or latency is None:
+            raise GuardError(f"pulsar-perf printed no totals:\n{finished.stdout[-2000:]}")
+        p50, p99, p999 = map(float, latency.groups())
+        return {"messages_per_s": float(rate[1]), "latency_ms_p50": p50, "latency_ms_p99": p99, "latency_ms_p999": p999}
 
     return run
+
+
+def kafka_perf(*, records: int, rate_per_s: int = -1) -> Callable[[Peer], Figures]:
+    return lambda peer: kafka.producer_perf(kafka.installed_jars(), records=records, rate_per_s=rate_per_s)(peer.url)
 
 
 def rows(home: Path) -> dict[str, Row]:
@@ -107,19 +128,27 @@ def rows(home: Path) -> dict[str, Row]:
         "publish_single_perf": Row(pulsar_perf(home, "-s", "1000", "-db"), {"messages_per_s": True}),
         "publish_large": Row(generator("publish_large", "--seconds", "4"), {"mb_per_s": True}),
         "publish_batched": Row(
-            generator("publish_batched", "--seconds", "8", rate="messages_per_s"),
+            generator("publish_batched", "--seconds", "5", rate="messages_per_s"),
             {"messages_per_s": True, "cpu_s_per_million": False},
+            fills_disk=True,
         ),
-        "publish_batched_perf": Row(pulsar_perf(home, "-s", "100"), {"messages_per_s": True}),
+        "publish_batched_perf": Row(pulsar_perf(home, "-s", "100"), {"messages_per_s": True}, fills_disk=True),
         "publish_latency": Row(generator("publish_latency", "--seconds", "15"), latency),
         "tail_latency": Row(generator("tail_latency", "--seconds", "15"), latency),
         "catch_up": Row(
             generator("catch_up", "--gigabytes", "0.6", "--entry-bytes", "64000", "1000"),
             {"mb_per_s_1kb": True, "mb_per_s_64kb": True},
         ),
+        "catch_up_small": Row(generator("catch_up", "--gigabytes", "0.05", "--entry-bytes", "100"), {"mb_per_s_100b": True}),
         "publish_beside_catch_up": Row(
             generator("publish_beside_catch_up", "--rounds", "1", "--entries", "300000"),
             {"p99_ratio_1000b": False, "p99_ratio_100b": False, "beside_ms_p99_1000b": False, "beside_ms_p99_100b": False},
+        ),
+        "kafka": Row(
+            pulsar_perf(home, "-s", "1000"), {"messages_per_s": True}, fills_disk=True, run_at_kafka=kafka_perf(records=200_000)
+        ),
+        "kafka_latency": Row(
+            pulsar_perf(home, "-s", "1000", rate_per_s=5000), latency, run_at_kafka=kafka_perf(records=75_000, rate_per_s=5000)
         ),
     }
 
@@ -136,41 +165,81 @@ def ours(arguments: argparse.Namespace) -> Iterator[tuple[Peer, float]]:
 
 
 @contextlib.contextmanager
-def theirs(home: Path) -> Iterator[tuple[Peer, float]]:
-    """An Apache Pulsar, and the seconds until it served its first namespace."""
+def theirs(row: Row, home: Path) -> Iterator[tuple[Peer, float]]:
+    """The peer, warmed up, and the seconds until it served: a topic of Pulsar, the port of Kafka."""
     began = time.perf_counter()
+    if row.run_at_kafka is not None:
+        with kafka.ApacheKafka(kafka.installed_jars()) as server:
+            started_s = time.perf_counter() - began
+            assert server.process is not None
+            peer = Peer(server.url, "", server.process.pid)
+            kafka_perf(records=50_000)(peer)
+            yield peer, started_s
+        return
     with ApachePulsar(home, memory=MEMORY, settings=dict(SETTINGS)) as pulsar:
         started_s = time.perf_counter() - began
         assert pulsar.process is not None
-        yield Peer(pulsar.url, pulsar.admin_url, pulsar.process.pid), started_s
+        peer = Peer(pulsar.url, pulsar.admin_url, pulsar.process.pid)
+        for name, *options in WARM_UP:
+            generator(name, *options)(peer)
+        yield peer, started_s
 
 
-def compare(row: Row, our: Peer, their: Peer, pairs: int) -> list[tuple[Figures, Figures]]:
-    """Return the figures of each pair, ours and theirs. Raises GuardError."""
-    found = []
-    for pair in range(pairs):
-        if pair % 2:
-            theirs_first = row.run(their)
-            found.append((row.run(our), theirs_first))
-        else:
-            ours_first = row.run(our)
-            found.append((ours_first, row.run(their)))
+@dataclass(slots=True)
+class Comparison:
+    """What was measured of one load, ours first."""
+
+    pairs: list[tuple[Figures, Figures]] = field(default_factory=list)
+    start_s: tuple[float, float] = (0.0, 0.0)
+    pss_mb: tuple[float, float] = (0.0, 0.0)
+
+
+def measure(row: Row, arguments: argparse.Namespace, home: Path) -> Comparison:
+    """Load both servers in turn. Raises GuardError."""
+    found, numbers = Comparison(), range(arguments.pairs)
+    for together in [range(number, number + 1) for number in numbers] if row.fills_disk else [numbers]:
+        with ours(arguments) as (our, our_start_s), theirs(row, home) as (their, their_start_s):
+            found.pairs += compare(row, our, their, together)
+            found.start_s, found.pss_mb = (our_start_s, their_start_s), (our.pss_mb, their.pss_mb)
     return found
 
 
-def print_figure(load: str, name: str, ours: Sequence[float], theirs: Sequence[float], *, higher_is_better: bool) -> None:
+def compare(row: Row, our: Peer, their: Peer, numbers: range) -> list[tuple[Figures, Figures]]:
+    """Return the figures of the pairs with these numbers, ours and theirs. Raises GuardError."""
+    found, run_at_peer = [], row.run_at_kafka or row.run
+    for pair in numbers:
+        if pair % 2:
+            theirs_first = run_at_peer(their)
+            found.append((row.run(our), theirs_first))
+        else:
+            ours_first = row.run(our)
+            found.append((ours_first, run_at_peer(their)))
+    return found
+
+
+def print_figure(load: str, row: Row, name: str, found: Comparison) -> None:
     """One line: the medians, and ours over theirs of each pair, whichever of the two is better."""
+    ours, theirs = ([float(pair[side][name]) for pair in found.pairs] for side in (0, 1))
     verdict = judge([our / their for our, their in zip(ours, theirs, strict=True)])
     line = {
         "load": load,
         "figure": name,
-        "better": "higher" if higher_is_better else "lower",
+        "better": "higher" if row.figures[name] else "lower",
         "cepheid": round(percentile(ours, 0.5), 2),
-        "pulsar": round(percentile(theirs, 0.5), 2),
+        row.peer: round(percentile(theirs, 0.5), 2),
         "ratio": round(verdict.median, 3),
         "interval": [round(verdict.low, 3), round(verdict.high, 3)],
     }
     print(json.dumps(line), flush=True)
+
+
+def why_no_kafka() -> str:
+    """Return what is missing; empty if Kafka is installed."""
+    try:
+        kafka.installed_jars()
+    except NotInstalledError as error:
+        return str(error)
+    return ""
 
 
 def main() -> int:
@@ -191,19 +260,20 @@ def main() -> int:
     if arguments.pairs < FEWEST_PAIRS:
         parser.error(f"--pairs: {FEWEST_PAIRS} are the fewest")
     try:
-        for name in names:  # with new servers and empty directories: a load writes up to 10 GB
-            with ours(arguments) as (our, our_start_s), theirs(home) as (their, their_start_s):
-                for warm_up, *options in WARM_UP:
-                    generator(warm_up, *options)(their)
-                found = compare(table[name], our, their, arguments.pairs)
-                memory = {"cepheid": round(our.pss_mb), "pulsar": round(their.pss_mb)}
-            for figure, higher in table[name].figures.items():
-                our_figures, their_figures = ([float(pair[side][figure]) for pair in found] for side in (0, 1))
-                print_figure(name, figure, our_figures, their_figures, higher_is_better=higher)
-            starts = {"cepheid": round(our_start_s, 2), "pulsar": round(their_start_s, 2)}
-            print(json.dumps({"load": name, "start_s": starts, "pss_mb": memory}), flush=True)
-        print(json.dumps({"pulsar_version": VERSION, "machine": machine()}), flush=True)
-    except GuardError as error:
+        for name in names:
+            row = table[name]
+            if row.run_at_kafka is not None and (missing := why_no_kafka()):
+                print(f"{name} is not compared: {missing}", file=sys.stderr)
+                continue
+            found = measure(row, arguments, home)
+            for figure in row.figures:
+                print_figure(name, row, figure, found)
+            line: dict[str, object] = {"load": name}
+            for figure, digits, (our, their) in (("start_s", 2, found.start_s), ("pss_mb", 0, found.pss_mb)):
+                line[figure] = {"cepheid": round(our, digits), row.peer: round(their, digits)}
+            print(json.dumps(line), flush=True)
+        print(json.dumps({"pulsar_version": VERSION, "kafka_version": kafka.VERSION, "machine": machine()}), flush=True)
+    except (GuardError, RuntimeError) as error:
         print(f"peers: {error}", file=sys.stderr)
         return 2
     return 0

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from benchmarks import guard, peers
+from benchmarks import guard, kafka, peers
 from benchmarks.guard import GUARDED, Guarded, judge
 
 
@@ -51,7 +52,9 @@ def test_a_guarded_benchmark_has_its_figure(name: str, monkeypatch: pytest.Monke
 
 
 def test_a_figure_of_a_peer_is_ours_over_theirs(capsys: pytest.CaptureFixture[str]) -> None:
-    peers.print_figure("publish_single", "entries_per_s", [2.0] * 5, [1.0] * 5, higher_is_better=True)
+    row = peers.Row(lambda _: {}, {"entries_per_s": True})
+    found = peers.Comparison([({"entries_per_s": 2.0}, {"entries_per_s": 1.0})] * 5)
+    peers.print_figure("publish_single", row, "entries_per_s", found)
     line = json.loads(capsys.readouterr().out)
     assert (line["ratio"], line["cepheid"], line["pulsar"]) == (2.0, 2.0, 1.0)
 
@@ -63,3 +66,30 @@ def test_without_an_apache_pulsar_nothing_is_compared_and_it_says_what_to_do(
     monkeypatch.setattr(sys, "argv", ["peers"])
     assert peers.main() == 0
     assert "CEPHEID_PULSAR_HOME must name the folder" in capsys.readouterr().err
+
+
+def test_without_kafka_its_loads_are_skipped_and_it_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "pulsar").touch()
+    for name in ("CEPHEID_PULSAR_HOME", "CEPHEID_KAFKA_HOME", "JAVA_HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["peers", "kafka,kafka_latency"])
+    assert peers.main() == 0
+    assert f"kafka_latency is not compared: Apache Kafka is not installed in {tmp_path}/libs" in capsys.readouterr().err
+
+
+def test_what_kafka_measured_while_it_warmed_up_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "10{}, {}.0 records/sec (1.00 MB/sec), 2.00 ms avg latency, {} ms 50th, 3 ms 95th, 4 ms 99th, 5 ms 99.9th."
+    lines = [line.format(" records sent", 100, 2), line.format(" steady state records sent", 200, 1)]
+    java = tmp_path / "java"
+    java.write_text("#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines))
+    java.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert kafka.producer_perf(tmp_path, records=10)("127.0.0.1:1") == {
+        "messages_per_s": 200,
+        "latency_ms_p50": 1,
+        "latency_ms_p99": 4,
+        "latency_ms_p999": 5,
+    }
