@@ -132,6 +132,21 @@ def rename_the_mark_without_directory_sync() -> Iterator[None]:
         yield
 
 
+@scenario_mutant
+@contextlib.contextmanager
+def save_no_mark_before_the_first_checkpoint() -> Iterator[None]:
+    """A bookie that lost its journal before then cannot tell that it had one.
+
+    Random worlds miss it: they lose whole directories, with the cookies in them, and no files of a journal.
+    """
+
+    def later(self: JournalWriter, save: Any) -> None:
+        self._save_first_mark = None
+
+    with mock.patch.object(JournalWriter, "_mark_start", later):
+        yield
+
+
 class _UnsyncedNames:
     def __init__(self, disk: Any) -> None:
         self._disk = disk
