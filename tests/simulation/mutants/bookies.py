@@ -147,6 +147,21 @@ def save_no_mark_before_the_first_checkpoint() -> Iterator[None]:
         yield
 
 
+@scenario_mutant
+@contextlib.contextmanager
+def start_over_although_ledgers_name_the_bookie() -> Iterator[None]:
+    """It was decommissioned, so its data is of no use any more.
+
+    Random worlds miss it: a bookie has to lose its session for as long as a decommissioning takes, and be given a ledger meanwhile.
+    """
+
+    async def is_named(self: MetadataCookies, bookie_id: str) -> bool:
+        return False
+
+    with mock.patch.object(MetadataCookies, "is_named", is_named):
+        yield
+
+
 class _UnsyncedNames:
     def __init__(self, disk: Any) -> None:
         self._disk = disk

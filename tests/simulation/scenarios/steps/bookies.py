@@ -278,6 +278,16 @@ async def misses_its_journal(scene: Scene, bookie: SimBookie) -> None:
     scene.require(isinstance(bookie.refused, JournalMissingError), lambda: f"{bookie!r}, refused {bookie.refused!r}")
 
 
+@step("{bookie} starts again, and is refused because a ledger names it")
+async def refused_while_named(scene: Scene, bookie: SimBookie) -> None:
+    """It was decommissioned, and its data is still needed."""
+    bookie.may_refuse, bookie.refused = True, None
+    await bookie.start()
+    bookie.may_refuse = False
+    needed = isinstance(bookie.refused, CookieError) and "but ledgers name it" in str(bookie.refused)
+    scene.require(needed, lambda: f"{bookie!r}, refused {bookie.refused!r}")
+
+
 @step("{bookies} (comes|come) back on empty disks")
 async def blank(scene: Scene, bookies: Sequence[SimBookie]) -> None:
     """Rebuilt under the old id, and the operator says that the data is gone (--accept-empty-disk)."""
