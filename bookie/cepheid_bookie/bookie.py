@@ -189,6 +189,7 @@ class Bookie:
             segment_bytes=settings.journal_segment_bytes,
             new_nonce=lambda: new_nonce(ports),
             format_version=journal_format,
+            save_first_mark=None if mark.exists else mark.save,
         )
         compaction_pace = BackgroundPace(settings.background_floor_bytes_s)
         self._pace = BackgroundPace(settings.background_floor_bytes_s, beside=compaction_pace)

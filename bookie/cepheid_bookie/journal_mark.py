@@ -8,6 +8,8 @@ File, 40 bytes, little-endian:
 
 Rule 1: a mark is written beside, synced, renamed, and its directory synced; it replaces the *older* generation.
 Rule 2: marks never move back. Segments are kept down to the older generation, so that either one can be started from.
+Rule 3: the first mark is saved before the first batch is written (journal_writer.py, rule 5). Only directories of older releases
+have a journal without a mark.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ START = JournalPosition(sequence=1, segment_id=0, offset=0)
 
 
 class MarkFile:
-    """Blocking; used by one thread at a time."""
+    """Blocking; used by one thread at a time: the journal's thread saves the first mark, before there is anything to checkpoint."""
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk

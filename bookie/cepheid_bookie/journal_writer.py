@@ -11,6 +11,8 @@ overwritten with zeros and synced: bytes of two batches would pass for damage (`
 Rule 3: a segment has its name only when size and header are durable. So one that is shorter than its header says, or has no header,
 was damaged; what a crash leaves of a roll has no such name, and nothing in it was answered.
 Rule 4: a batch never makes its segment longer: what a file grew by may read as anything after a power loss.
+Rule 5: a log mark is durable before the first batch of a bookie's life. It points to the start of the first segment. Without it, a
+start that finds no journal cannot tell whether one was lost.
 """
 
 from __future__ import annotations
@@ -88,11 +90,14 @@ class JournalWriter:
         segment_bytes: int,
         new_nonce: Callable[[], bytes],
         format_version: int = FORMAT_VERSION,
+        save_first_mark: Callable[[JournalPosition], None] | None = None,
     ) -> None:
+        """`save_first_mark` is called once before the first batch is written (rule 5); None: there is a mark already."""
         self._disk = disk
         self._segment_bytes = segment_bytes
         self._new_nonce = new_nonce
         self._format_version = format_version
+        self._save_first_mark = save_first_mark
         self._segment_id = start.segment_id
         self._sequence = start.sequence
         self._offset = 0
@@ -110,6 +115,8 @@ class JournalWriter:
         if self._file is None or self._offset + total > self._size_bytes:
             self._roll(total)
         assert self._file is not None
+        if self._save_first_mark is not None:
+            self._mark_start(self._save_first_mark)
         header = encode_batch_header(self._segment_id, self._nonce, BatchHeader(self._sequence, size_bytes, records))
         padding = _PADDING[: total - BATCH_HEADER_BYTES - size_bytes]
         try:
@@ -131,6 +138,16 @@ class JournalWriter:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _mark_start(self, save: Callable[[JournalPosition], None]) -> None:
+        """Raises JournalSpaceError when the data disk has no room for the mark."""
+        try:
+            save(JournalPosition(self._sequence, self._segment_id, self._offset))
+        except OSError as error:
+            if error.errno == errno.ENOSPC:
+                raise JournalSpaceError(f"no space for the first log mark: {error}") from error
+            raise
+        self._save_first_mark = None
 
     def _overwrite_remains(self, file: DiskFile) -> None:
         file.pwrite(bytes(self._remains_bytes), self._offset)

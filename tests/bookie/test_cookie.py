@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from cepheid_bookie import Bookie, BookieIdentity, Cookie, MetadataCookies
-from cepheid_bookie.cookie import Found, decide, is_left_over, load_cookie, save_cookie
+from cepheid_bookie import Bookie, BookieIdentity, Cookie, MetadataCookies, opening
+from cepheid_bookie.cookie import Found, check_not_swapped, decide, is_left_over, load_cookie, save_cookie
 from cepheid_bookie.disk import DirectoryInUseError
 from cepheid_bookie.errors import BookieError, CookieError, FormatVersionError
 from cepheid_bookie.memory_index import MemoryBlockIndex
@@ -206,13 +206,14 @@ async def full_machine(store: MemoryStore) -> tuple[Machine, str]:
     """Return a machine whose bookie has entries in its journal, entry log and index, and the incarnation of the bookie."""
     machine = Machine()
     bookie = await open_known(machine, store)
-    await added(bookie, group_of(7, 0, 500, size=100))
+    await added(bookie, group_of(7, 0, 500, size=100), group_of(8, 0))
     incarnation = bookie.cookie.incarnation
     await bookie.aclose()
     return machine, incarnation
 
 
-async def test_a_decommissioned_bookie_starts_empty_on_its_old_directories() -> None:
+async def test_a_decommissioned_bookie_starts_empty_on_its_old_directories(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "_DELETED_AT_ONCE", 1)
     store = MemoryStore(MemoryTree())
     machine, incarnation = await full_machine(store)
     await decommissioned(store, incarnation)
@@ -261,7 +262,7 @@ async def test_directories_of_a_decommissioned_bookie_stay_while_a_ledger_names_
     with pytest.raises(CookieError, match="was decommissioned, but ledgers name it"):
         await open_known(machine, store)
     machine.index.closed = False
-    assert [ledger_id for ledger_id, _ in machine.index.records()] == [7]
+    assert [ledger_id for ledger_id, _ in machine.index.records()] == [7, 8]
     await store.aclose()
 
 
@@ -287,3 +288,57 @@ def test_only_data_of_the_decommissioned_incarnation_may_be_deleted(
     data: Found, journal: Found, index: Found, left_over: bool
 ) -> None:
     assert is_left_over(MINE, {"data": data, "journal": journal, "index": index}, "old") is left_over
+
+
+def test_directories_of_another_bookie_are_not_left_over() -> None:
+    other = Found(Cookie("bookie-2", "test", "old"), True)
+    with pytest.raises(CookieError, match="belongs to bookie bookie-2"):
+        is_left_over(MINE, {"data": FULL, "journal": other, "index": FULL}, "old")
+
+
+SEGMENT, LOG, MARK = "journal/0000000000000001.journal", "entrylog/00000001.log", "mark.0"
+
+
+def directory(*files: str, stamped: bool = True) -> SimDisk:
+    disk = SimDisk(random.Random(1))
+    disk.mkdir("journal")
+    disk.mkdir("entrylog")
+    if stamped:
+        save_cookie(disk, OLD)
+    for path in files:
+        disk.open(path, create=True).close()
+    return disk
+
+
+@pytest.mark.parametrize(
+    ("data", "journal"),
+    [
+        (directory(SEGMENT), directory(LOG, MARK)),
+        (directory(SEGMENT), directory()),
+        (directory(), directory(LOG)),
+        (directory(), directory(MARK)),
+    ],
+)
+def test_exchanged_directories_are_refused(data: SimDisk, journal: SimDisk) -> None:
+    with pytest.raises(CookieError, match="the two directories are swapped"):
+        check_not_swapped(data, journal)
+
+
+@pytest.mark.parametrize(
+    ("data", "journal"),
+    [
+        (directory(LOG, MARK), directory(SEGMENT)),
+        (directory(), directory()),
+        (directory(SEGMENT, LOG), directory(LOG)),  # that of a bookie that had one disk
+        (directory(SEGMENT), directory(LOG, SEGMENT)),
+        (directory(SEGMENT, stamped=False), directory(LOG)),  # cookies decide about these
+        (directory(SEGMENT), directory(LOG, stamped=False)),
+    ],
+)
+def test_directories_that_may_not_be_exchanged_are_left_to_other_checks(data: SimDisk, journal: SimDisk) -> None:
+    check_not_swapped(data, journal)
+
+
+def test_a_single_directory_is_not_exchanged() -> None:
+    only = directory(SEGMENT)
+    check_not_swapped(only, only)

@@ -9,6 +9,7 @@
 | checkpoint, each step from C0 to C7 | `test_a_checkpoint_cut_at_each_step` |
 | the same in the flush of a start | `test_a_start_cut_anywhere_replays_again` |
 | new journal segment without a durable name | `test_a_new_journal_segment_…` |
+| no crash, but the journal's files are lost | `test_a_journal_that_is_lost_before_the_first_checkpoint_…` |
 | compaction, before and after the sync of the index | `test_a_compaction_cut_at_each_step` (`test_log_collection.py`) |
 | ledger deleted, its log not yet | `test_a_deleted_ledger_stays_deleted_or_is_deleted_again` |
 | between writable and read-only | `test_one_that_was_killed_while_it_changed_places_…` (`test_bookie_role.py`) |
@@ -27,7 +28,8 @@ from functools import partial
 import pytest
 
 from cepheid_bookie import Bookie, BookieState
-from cepheid_bookie.errors import CookieError
+from cepheid_bookie.errors import CookieError, JournalMissingError
+from cepheid_bookie.journal_mark import FILES as MARK_FILES
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_rpc import LacRequest, Status
 from tests.bookie.bookie_support import KEY, KiB, Machine, add, added, group_of, read_all, settle, small_settings
@@ -197,6 +199,47 @@ async def test_a_new_journal_segment_without_a_durable_name_holds_nothing_that_w
         machine.restart()
         async with machine.bookie() as bookie:
             await promises.check(bookie)
+
+
+def take_away(machine: Machine, *paths: str) -> None:
+    for path in paths:
+        machine.disk.take_away(path)
+
+
+def journal_files(machine: Machine) -> list[str]:
+    return [f"journal/{name}" for name in machine.disk.listdir("journal")]
+
+
+async def test_a_journal_that_is_lost_before_the_first_checkpoint_is_missed() -> None:
+    machine = Machine()
+    await added(await machine.open(), group_of(7, 0))
+    machine.restart()
+    take_away(machine, *journal_files(machine))
+    with pytest.raises(JournalMissingError, match=r"0000000000000001\.journal is missing"):
+        await machine.open()
+
+
+async def test_a_journal_of_an_older_release_without_a_mark_is_replayed() -> None:
+    machine, promises = Machine(), Promises()
+    await promises.add(await machine.open(), group_of(7, 0, 3))
+    machine.restart()
+    take_away(machine, *filter(machine.disk.exists, MARK_FILES))
+    for _ in range(2):
+        async with machine.bookie() as bookie:
+            await promises.check(bookie)
+
+
+async def test_a_full_data_disk_refuses_the_first_add_and_its_mark_is_saved_before_the_next() -> None:
+    machine = Machine()
+    bookie = await machine.open()
+    machine.disk.fail("create", "mark.new", errno.ENOSPC)
+    assert [answer.status for answer in await add(bookie, group_of(7, 0))] == [Status.NO_SPACE]
+    await wait_until(lambda: bookie.writable)
+    await added(bookie, group_of(7, 0))
+    machine.restart()
+    take_away(machine, *journal_files(machine))
+    with pytest.raises(JournalMissingError):
+        await machine.open()
 
 
 @pytest.mark.parametrize("by_read", [False, True])

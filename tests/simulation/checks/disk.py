@@ -52,7 +52,7 @@ class DiskChecks:
             self._marking = False
             self.on_mark()
         elif operation == "unlink" and path.startswith("journal/"):
-            self._check_segment(disks, path)
+            self._check_segment(disks, index, path)
         elif operation == "unlink" and path.startswith("entrylog/"):
             self._check_log(index, path)
 
@@ -140,11 +140,13 @@ class DiskChecks:
                 kept = any(_explicit_lac_in(part, record) >= lac for part in above)
             history.check("S6", kept, lambda i=ledger_id, lac=lac: f"{self._id} forgets LAC {lac} of {i} by its mark {mark}")
 
-    def _check_segment(self, disks: Sequence[SimDisk], path: str) -> None:
+    def _check_segment(self, disks: Sequence[SimDisk], index: Any, path: str) -> None:
         files = _files_of(disks)
         if path.endswith(".new") or not _was_begun(files.get(path, b"")):
             return  # it could not be made, and nothing was ever in it: batches come after it has its name
         marks, segment_id = _marks(files), _segment_id(path)
+        if not marks and not index._synced.records:
+            return  # a decommissioned one starts over, and its journal comes last; whether it may is S2
         below = len(marks) == 2 and all(segment_id < mark[1] for mark in marks)
         self._history.check("S7", below, lambda: f"{self._id} deletes journal segment {segment_id}, its marks are {marks}")
 

@@ -132,6 +132,36 @@ def rename_the_mark_without_directory_sync() -> Iterator[None]:
         yield
 
 
+@scenario_mutant
+@contextlib.contextmanager
+def save_no_mark_before_the_first_checkpoint() -> Iterator[None]:
+    """A bookie that lost its journal before then cannot tell that it had one.
+
+    Random worlds miss it: they lose whole directories, with the cookies in them, and no files of a journal.
+    """
+
+    def later(self: JournalWriter, save: Any) -> None:
+        self._save_first_mark = None
+
+    with mock.patch.object(JournalWriter, "_mark_start", later):
+        yield
+
+
+@scenario_mutant
+@contextlib.contextmanager
+def start_over_although_ledgers_name_the_bookie() -> Iterator[None]:
+    """It was decommissioned, so its data is of no use any more.
+
+    Random worlds miss it: a bookie has to lose its session for as long as a decommissioning takes, and be given a ledger meanwhile.
+    """
+
+    async def is_named(self: MetadataCookies, bookie_id: str) -> bool:
+        return False
+
+    with mock.patch.object(MetadataCookies, "is_named", is_named):
+        yield
+
+
 class _UnsyncedNames:
     def __init__(self, disk: Any) -> None:
         self._disk = disk

@@ -429,6 +429,18 @@ class SimBookie:
         self.count_lost_end_of_journal("its journal was cut off")
         return True
 
+    def lose_journal_files(self) -> None:
+        """Its cookies are there, and no file of its journal is. The next start says so, and its operator brings them back."""
+        self._crash_if_alive()
+        disk = self.journal_disk
+        files = {f"journal/{name}": disk.take_away(f"journal/{name}") for name in disk.listdir("journal")}
+
+        def bring_back() -> None:
+            for path, content in files.items():
+                self.journal_disk.put_back(path, content)
+
+        self.damage = Damage("the files of its journal are gone", bring_back, rule="S8")
+
     def count_lost_end_of_journal(self, what: str) -> None:
         """What is left of its disks counts as lost, too."""
         self._count_loss()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cepheid_bookie.errors import CookieError, JournalCorruptError
+from cepheid_bookie.errors import CookieError, JournalCorruptError, JournalMissingError
 from cepheid_ledger.master_key import master_key_of
 from cepheid_rpc import ReadAnswer, ReadRequest
 from tests.simulation.checks.audit_rest import CHECKPOINT_S, COLLECTED_S, dead_logs, unmarked_batches
@@ -263,6 +263,29 @@ async def refuses_its_journal(scene: Scene, bookie: SimBookie) -> None:
     bookie.may_refuse = True
     await bookie.start()
     scene.require(isinstance(bookie.refused, JournalCorruptError), lambda: f"{bookie!r}, refused {bookie.refused!r}")
+
+
+@step("the files of the journal of {bookie} are deleted")
+def journal_files_deleted(scene: Scene, bookie: SimBookie) -> None:
+    """While it is down. Whoever deleted them can bring them back, and does so when the bookie asks for them."""
+    bookie.lose_journal_files()
+
+
+@step("{bookie} starts again, and misses its journal")
+async def misses_its_journal(scene: Scene, bookie: SimBookie) -> None:
+    """It does not serve, and names the file that it needs."""
+    await bookie.start()
+    scene.require(isinstance(bookie.refused, JournalMissingError), lambda: f"{bookie!r}, refused {bookie.refused!r}")
+
+
+@step("{bookie} starts again, and is refused because a ledger names it")
+async def refused_while_named(scene: Scene, bookie: SimBookie) -> None:
+    """It was decommissioned, and its data is still needed."""
+    bookie.may_refuse, bookie.refused = True, None
+    await bookie.start()
+    bookie.may_refuse = False
+    needed = isinstance(bookie.refused, CookieError) and "but ledgers name it" in str(bookie.refused)
+    scene.require(needed, lambda: f"{bookie!r}, refused {bookie.refused!r}")
 
 
 @step("{bookies} (comes|come) back on empty disks")

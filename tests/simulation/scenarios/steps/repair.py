@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cepheid_metadata import DrainingBookie, MemoryStore, draining_bookies
+from cepheid_metadata import (
+    DecommissionedBookie,
+    DrainingBookie,
+    MemoryStore,
+    bookie_cookies,
+    bookie_lives,
+    decommissioned_bookies,
+    draining_bookies,
+)
 from tests.simulation.checks.repair import lacking, needed
 from tests.simulation.scenarios.language import kind, parts_of, several, step
 from tests.simulation.scenarios.scene import Scene
@@ -48,6 +56,34 @@ def gone(scene: Scene, bookies: Sequence[SimBookie]) -> None:
 async def decommissioned(scene: Scene, bookie: SimBookie) -> None:
     """An operator wants it empty. It goes on serving what it has."""
     await draining_bookies(MemoryStore(scene.tree)).create(bookie.id, DrainingBookie(bookie_id=bookie.id, since_ms=0))
+
+
+@step("metadata forgets {bookie} within {seconds}")
+async def forgotten(scene: Scene, bookie: SimBookie, limit_s: float) -> None:
+    """It was drained and has ended, so repair removes its records."""
+    records = bookie_cookies(MemoryStore(scene.tree))
+    known: list[bool] = []
+
+    async def ask() -> None:
+        known.append(await records.exists(bookie.id))
+
+    def is_forgotten() -> bool:
+        scene.start_outside(ask(), "ask whether it is known")
+        return bool(known) and not known[-1]
+
+    await scene.wait_until(is_forgotten, f"{bookie.id} is forgotten", limit_s)
+
+
+@step("metadata forgets {bookie} as if it were drained")
+async def forgotten_too_soon(scene: Scene, bookie: SimBookie) -> None:
+    """A walk found it empty, and it only lost its session: ledgers name it by now."""
+    store = MemoryStore(scene.tree)
+    cookie = await bookie_cookies(store).get(bookie.id)
+    assert cookie is not None
+    record = DecommissionedBookie(bookie_id=bookie.id, incarnation=cookie.record.incarnation, at_ms=0)
+    await decommissioned_bookies(store).create(bookie.id, record)
+    await bookie_cookies(store).delete(bookie.id, cookie.version)
+    await bookie_lives(store).delete(bookie.id, None)
 
 
 @step("{bookie} is drained within {seconds}")
