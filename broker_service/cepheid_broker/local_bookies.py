@@ -299,6 +299,7 @@ class LocalBookies:
                 settings,
                 scans=scans,
                 credentials=secured.credentials,
+                revoked=secured.revoked,
                 access=secured.access,
                 denials=denials,
             )

@@ -48,14 +48,16 @@ class ProcessReport(GrownRecord):
     """What one process said when it started."""
 
     NAME: ClassVar[str] = "process report"
-    FORMAT: ClassVar[int] = 2
-    ADDED: ClassVar[Mapping[str, int]] = {"zookeeper_tls": 2}
+    FORMAT: ClassVar[int] = 3
+    ADDED: ClassVar[Mapping[str, int]] = {"zookeeper_tls": 2, "revocation_lists": 3}
 
     process: str
     storage_format: PositiveInt
     security: SecurityFacts = SecurityFacts()
     zookeeper_tls: bool | None = None
     """Whether it has TLS to ZooKeeper. None: it has not, or is of an older release, which cannot read reports that have this."""
+    revocation_lists: bool | None = None
+    """Whether it looks certificates up in revocation lists. None: it does not, or is of an older release, as above."""
 
 
 def broker_reports(store: MetadataStore) -> Records[str, ProcessReport]:

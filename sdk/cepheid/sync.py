@@ -525,6 +525,7 @@ def connect(
     tls_certificate_file: str | None = None,
     tls_key_file: str | None = None,
     tls_check_hostname: bool = True,
+    tls_crl: str | None = None,
     interceptors: Sequence[Interceptor] = (),
 ) -> Client:
     """As `cepheid.connect`. Starts the thread of the client."""
@@ -541,6 +542,7 @@ def connect(
         tls_certificate_file=tls_certificate_file,
         tls_key_file=tls_key_file,
         tls_check_hostname=tls_check_hostname,
+        tls_crl=tls_crl,
         interceptors=interceptors,
     )
     return Client(new_client)
