@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import re
 import shutil
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -196,18 +198,48 @@ async def test_old_versions_of_tls_and_weak_ciphers_on_the_grpc_port(files: Path
     for context in (weak, good, Files(files).client("app"), Files(files).old()):
         context.set_alpn_protocols(["h2"])
     async with secured(files, tmp_path) as bookie:
-
-        async def shaken(context: ssl.SSLContext) -> str | None:
-            _, writer = await asyncio.open_connection("127.0.0.1", bookie.server.port, ssl=context, server_hostname="localhost")
-            writer.close()
-            version: str | None = writer.get_extra_info("ssl_object").version()
-            return version
-
         for context in (Files(files).old(), weak):
             with pytest.raises((ssl.SSLError, ConnectionError)):
-                await shaken(context)
-        assert await shaken(good) == "TLSv1.2"
-        assert await shaken(Files(files).client("app")) == "TLSv1.3"
+                await _shaken(bookie.server.port, context)
+        assert await _shaken(bookie.server.port, good) == "TLSv1.2"
+        assert await _shaken(bookie.server.port, Files(files).client("app")) == "TLSv1.3"
+
+
+async def _shaken(port: int, context: ssl.SSLContext) -> str | None:
+    """Return the version of TLS that the port speaks with a client."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+    writer.close()
+    version: str | None = writer.get_extra_info("ssl_object").version()
+    return version
+
+
+def test_the_grpc_port_without_tls_1_2(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cipher of TLS 1.2 that needs an RSA key leaves a bookie with an EC key only TLS 1.3. gRPC reads the variable once."""
+    monkeypatch.setenv("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256")
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        assert process.submit(_versions_of_tls, files, tmp_path).result() == ["refused", "TLSv1.3", "OK"]
+
+
+def _versions_of_tls(files: Path, directory: Path) -> list[str]:
+    """Return what becomes of a client with TLS 1.2 at most, of one with TLS 1.3, and of a broker."""
+
+    async def scenario() -> list[str]:
+        old, new = (Files(files).client("app") for _ in range(2))
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        found: list[str] = []
+        async with secured(files, directory) as bookie:
+            for context in (old, new):
+                context.set_alpn_protocols(["h2"])
+                try:
+                    found.append(str(await _shaken(bookie.server.port, context)))
+                except (ssl.SSLError, ConnectionError):
+                    found.append("refused")
+            broker = GrpcConnection("b", f"{TLS_MARK}127.0.0.1:{bookie.server.port}", tls=tls_of(files, "broker"))
+            found.append(await outcome_of(CALLS["add"], broker))
+            await broker.aclose()
+        return found
+
+    return asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("case", ["no certificate", "impostor", "expired", "future", "plain text"])
