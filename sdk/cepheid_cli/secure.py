@@ -273,6 +273,8 @@ def revoke(
         print(f"        copy {what}.pem and {what}-key.pem to the processes that show it, then crl.pem to all machines")
     else:
         print("next:   copy crl.pem to all machines")
+    if authority.rotation_stage == "sign":
+        print("note:   certificates of the old CA are not in this list: they end with `cepheid secure rotate-ca --stage finish`")
 
 
 @app.command("metadata")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime
 import logging
 import os
+import socket
 import ssl
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,6 +16,9 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.serialization import Encoding
 
+from cepheid_bookie.access import OPEN_ACCESS
+from cepheid_bookie.secured_ports import secured_ports
+from cepheid_broker.standalone import StandaloneSettings
 from cepheid_security import ClientTls, SecurityConfigurationError, ServerTls, client_context
 from cepheid_security.authority import Authority
 from cepheid_security.certificate_revocations import RevokedCertificates
@@ -85,9 +90,6 @@ async def test_a_client_refuses_a_revoked_server(directory: Path) -> None:
 
 
 def test_a_blocking_client_refuses_a_revoked_server(directory: Path) -> None:
-    import socket
-    import threading
-
     listener = socket.create_server(("localhost", 0))
 
     def serve() -> None:
@@ -171,6 +173,15 @@ def test_a_file_that_cannot_be_used_leaves_the_earlier_list_in_force(directory: 
     for missing in ("none", "leaver.pem"):
         with pytest.raises(SecurityConfigurationError, match=r"cannot be read|has no revocation list"):
             lists(directory, directory / missing)
+
+
+def test_the_bookies_of_a_standalone_process_have_the_lists_of_its_broker(directory: Path) -> None:
+    names = {"certificate_file": "server.pem", "key_file": "server-key.pem", "client_ca_file": "ca.pem", "crl": "crl.pem"}
+    tls = {name: str(directory / file) for name, file in names.items()}
+    settings = StandaloneSettings(data_dir=directory, tls=tls)  # type: ignore[arg-type]
+    ports = secured_ports(settings.bookie_tls, OPEN_ACCESS)
+    assert ports.revoked is not None
+    assert is_revoked(ports.revoked, directory, "leaver")
 
 
 def test_lists_need_a_ca(directory: Path) -> None:
