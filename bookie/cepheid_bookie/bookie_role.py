@@ -269,6 +269,7 @@ class BookieRole(Role):
             settings.grpc_server,
             scans=scans,
             credentials=ports.credentials,
+            revoked=ports.revoked,
             plain_port=settings.tls.plain_port if settings.tls.port is None else settings.port,
             access=ports.access,
             denials=self._denials,
@@ -315,6 +316,7 @@ class BookieRole(Role):
             storage_format=NEWEST_STORAGE_FORMAT,
             security=security,
             zookeeper_tls=stored.encrypted or None,
+            revocation_lists=tls.crl is not None or None,
         )
 
     def _new_registration(self, store: MetadataStore, record: BookieRegistration) -> Registration[BookieRegistration]:

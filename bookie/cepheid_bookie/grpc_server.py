@@ -14,8 +14,9 @@ then looked at for the audit log alone.
 Rule 5: fences and first reads of recoveries share a stream: a call for each costs more than what it asks for. They are answered as
 they are done, whatever came before them. An answer has one piece of a read; the client asks for more with a call. A large one
 holds its place until it was sent, so that a client that does not read gets no more than a few pieces read.
-Rule 6: a call with a certificate that has expired since the handshake is refused. Streams end at that time, after what was admitted
-is answered; brokers whose certificate was exchanged in time have another stream by then (cepheid_ledger/grpc_connection.py).
+Rule 6: a call with a certificate that is revoked, or has expired since the handshake, is refused. Streams end then, after what was
+admitted is answered; brokers whose certificate was exchanged in time have another stream by then
+(cepheid_ledger/grpc_connection.py). gRPC itself knows no revocation lists.
 Rule 7: a stop ends reading first, waits for what was admitted, sends its answers, and then ends the streams.
 """
 
@@ -76,7 +77,8 @@ from cepheid_rpc import (
     kind_of,
     server_options,
 )
-from cepheid_security.grpc_tls import is_encrypted, peer_expires_at_ms, peer_role
+from cepheid_security.certificate_revocations import RevokedCertificates
+from cepheid_security.grpc_tls import expires_at_ms, is_encrypted, peer_certificate, peer_role
 from cepheid_security.tls import CertificateRule
 
 log = logging.getLogger(__name__)
@@ -95,8 +97,8 @@ _SMALL_READ_BYTES = _UNSENT_BYTES // _RECOVERIES_AT_ONCE
 _DENIAL_WAITS_S = 10.0
 """For the first message of a stream of adds or of recoveries that is denied."""
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
-_EXPIRY_LOOKS_S = 60.0
-"""Between looks whether the certificate of a stream's client has expired: the wall clock may be set."""
+_CERTIFICATE_LOOKS_S = 10.0
+"""Between looks whether the certificate of a stream's client has expired or is revoked. The wall clock may be set."""
 _EXPIRED = "the certificate of this connection has expired: connect again with a new one"
 
 _Callers = Mapping[type[LacRequest] | type[ReadRequest], Caller]
@@ -120,6 +122,7 @@ class BookieServer:
     it; without one all scans are served here.
 
     `credentials`: `grpc.ServerCredentials`, which make it a port with TLS. `plain_port`: one without TLS beside it.
+    `revoked`: certificates that are refused.
     `access` says what callers may do, and `denials` receives what was refused. `wall_ms` is the wall clock.
     """
 
@@ -132,6 +135,7 @@ class BookieServer:
         *,
         scans: ScanServer | None = None,
         credentials: Any = None,
+        revoked: RevokedCertificates | None = None,
         plain_port: int | None = None,
         access: BookieAccess = OPEN_ACCESS,
         denials: Denials | None = None,
@@ -139,6 +143,7 @@ class BookieServer:
     ) -> None:
         self._wall_ms = wall_ms or Ports().wall_ms
         self._credentials = credentials
+        self._revoked = revoked
         self.plain_port = plain_port
         self._access = access
         self._denials = denials or Denials()
@@ -233,37 +238,46 @@ class BookieServer:
     def _with_valid_certificate(
         self, method: str, serve: Callable[[Any, Context], Awaitable[Any]]
     ) -> Callable[[Any, Context], Awaitable[Any]]:
-        """Return `serve`, for callers whose certificate has not expired since their handshake (rule 6)."""
+        """Return `serve`, for callers whose certificate holds (rule 6)."""
 
         async def checked(request: Any, context: Context) -> Any:
-            expires_at_ms = peer_expires_at_ms(context.auth_context())
-            if expires_at_ms is not None and self._wall_ms() >= expires_at_ms:
-                await self._refuse_expired(context, method)
+            certificate = peer_certificate(context.auth_context())
+            if certificate is not None and (reason := self._why_invalid(certificate)) is not None:
+                await self._refuse_certificate(context, method, reason)
             return await serve(request, context)
 
         return checked
 
-    async def _refuse_expired(self, context: Context, method: str) -> NoReturn:
-        self._denials.role(_caller_of(context, method, self._access.certificate_role), "", _EXPIRED)
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, _EXPIRED)
+    def _why_invalid(self, certificate: bytes) -> str | None:
+        """Return why a certificate that the handshake accepted does not hold; None: it does."""
+        if self._wall_ms() >= expires_at_ms(certificate):
+            return _EXPIRED
+        if self._revoked is not None and (reason := self._revoked.why_revoked(certificate)) is not None:
+            return f"{reason}: connect again with a new one"
+        return None
+
+    async def _refuse_certificate(self, context: Context, method: str, reason: str) -> NoReturn:
+        self._denials.role(_caller_of(context, method, self._access.certificate_role), "", reason)
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, reason)
         raise AssertionError("abort raises")
 
-    async def _serve_until_expired(self, stream: _AddStream | _RecoveryStream, context: Context, method: str) -> None:
-        """Serve a stream; end it when the certificate of its client expires."""
-        expires_at_ms = peer_expires_at_ms(context.auth_context())
-        if expires_at_ms is None:
+    async def _serve_while_valid(self, stream: _AddStream | _RecoveryStream, context: Context, method: str) -> None:
+        """Serve a stream; end it when the certificate of its client expires or is revoked."""
+        certificate = peer_certificate(context.auth_context())
+        if certificate is None:
             await stream.serve()
             return
-        loop, has_expired = asyncio.get_running_loop(), False
+        loop = asyncio.get_running_loop()
+        reason: str | None = None
         timer: asyncio.Handle
 
         def look() -> None:
-            nonlocal timer, has_expired
-            left_s = (expires_at_ms - self._wall_ms()) / 1000
-            if left_s > 0:
-                timer = loop.call_later(min(left_s, _EXPIRY_LOOKS_S), look)
+            nonlocal timer, reason
+            reason = self._why_invalid(certificate)
+            if reason is None:
+                left_s = (expires_at_ms(certificate) - self._wall_ms()) / 1000
+                timer = loop.call_later(min(left_s, _CERTIFICATE_LOOKS_S), look)
             else:
-                has_expired = True
                 stream.stop_reading()
 
         timer = loop.call_soon(look)
@@ -271,8 +285,8 @@ class BookieServer:
             await stream.serve()
         finally:
             timer.cancel()
-        if has_expired:
-            await self._refuse_expired(context, method)
+        if reason is not None:
+            await self._refuse_certificate(context, method, reason)
 
     def _refusal(self, context: Context, operation: str, *, has_ticket: bool = False) -> str | None:
         """Return why the caller may not do this, None when it may."""
@@ -297,7 +311,7 @@ class BookieServer:
         stream = _AddStream(self._bookie, context, self._settings.stream_in_flight_bytes)
         self._add_streams[stream] = None
         try:
-            await self._serve_until_expired(stream, context, ADD)
+            await self._serve_while_valid(stream, context, ADD)
         finally:
             del self._add_streams[stream]
         if stream.refusal is not None:
@@ -318,7 +332,7 @@ class BookieServer:
         stream = _RecoveryStream(self._bookie, context, self._read_turns, callers)
         self._recovery_streams[stream] = None
         try:
-            await self._serve_until_expired(stream, context, RECOVER)
+            await self._serve_while_valid(stream, context, RECOVER)
         finally:
             del self._recovery_streams[stream]
         if stream.refusal is not None:

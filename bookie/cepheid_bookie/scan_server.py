@@ -16,7 +16,7 @@ Rule 3: a frame that was begun is completed, or the connection ends: nobody take
 Rule 4: a log is given only to processes of the same user, or root's, in the same network namespace; and where each ticket is
 accepted, since a log has other ledgers, too.
 Rule 5: with TLS the handshake comes first and counts as part of rule 1. It demands a client certificate, as the gRPC port does.
-A scan ends when the certificate expires.
+A scan ends when the certificate expires or is revoked.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class ScanServer:
                 if request is not None:
                     with asking(Caller(stream.role, peer, SCAN)):
                         async with asyncio.timeout(self._valid_s(stream)):
-                            await self._answer(stream, request, places=is_local)
+                            await self._answer(stream, request, peer, places=is_local)
             finally:
                 stream.connection.close()
         except LogGoneError as error:  # deleted since the index was asked; the reader asks anew, by gRPC
@@ -253,10 +253,13 @@ class ScanServer:
             raise MalformedGroupError("a read that is no scan")
         return request
 
-    async def _answer(self, stream: ScanStream, request: ReadRequest, *, places: bool) -> None:
+    async def _answer(self, stream: ScanStream, request: ReadRequest, peer: str, *, places: bool) -> None:
         told = _Places(self._bookie.runs, stream)
         async with aclosing(self._bookie.scan(request)) as parts:
             async for part in parts:
+                if (reason := stream.why_revoked()) is not None:
+                    self._denials.role(Caller(stream.role, peer, SCAN), f"ledger {request.ledger_id}", reason)
+                    return
                 if isinstance(part, StoredRun) and places:
                     await told.tell(part)
                 elif isinstance(part, StoredRun):

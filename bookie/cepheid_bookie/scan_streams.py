@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from cepheid_security import certificate_expires_at_ms, certificate_names
+from cepheid_security.certificate_revocations import why_revoked
 from cepheid_security.tls import CertificateRule
 
 T = TypeVar("T")
@@ -32,6 +33,10 @@ class ScanStream:
     @property
     def expires_at_ms(self) -> int | None:
         """When the reader's certificate expires; None without one."""
+        return None
+
+    def why_revoked(self) -> str | None:
+        """Return a sentence when the reader's certificate was revoked since the handshake, None when it was not."""
         return None
 
     async def open(self) -> None:
@@ -78,6 +83,9 @@ class TlsScanStream(ScanStream):
     def expires_at_ms(self) -> int | None:
         certificate: Any = self._secured.getpeercert()
         return certificate_expires_at_ms(certificate)
+
+    def why_revoked(self) -> str | None:
+        return why_revoked(self._secured)
 
     async def open(self) -> None:
         await self._until_done(self._secured.do_handshake)

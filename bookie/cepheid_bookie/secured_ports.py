@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from cepheid_bookie.access import OPEN_ACCESS, BookieAccess
 from cepheid_security import SecurityConfigurationError
+from cepheid_security.certificate_revocations import RevokedCertificates, revoked_certificates
 from cepheid_security.grpc_tls import server_credentials
 from cepheid_security.peer_settings import BookieAccessSettings, BookieTlsSettings, PeerTlsSettings
 from cepheid_security.tls import followed_context
@@ -18,11 +19,15 @@ _OLDEST: Literal["1.2", "1.3"] = "1.2"
 
 @dataclass(frozen=True, slots=True)
 class SecuredPorts:
-    """`credentials`: of the gRPC port. `scan_context`: gives the context of the scan port. None: without TLS."""
+    """`credentials`: of the gRPC port. `scan_context`: gives the context of the scan port. None: without TLS.
+
+    `revoked`: the certificates that the gRPC port refuses; the context of the scan port has them. None: they are not looked up.
+    """
 
     credentials: Any
     scan_context: Callable[[], ssl.SSLContext] | None
     access: BookieAccess
+    revoked: RevokedCertificates | None = None
 
 
 def access_of(tls: BookieTlsSettings, access: BookieAccessSettings) -> BookieAccess:
@@ -47,7 +52,9 @@ def secured_ports(tls: BookieTlsSettings, access: BookieAccess) -> SecuredPorts:
     if tls.certificate_file is None or tls.key_file is None or tls.client_ca_file is None:
         return SecuredPorts(None, None, access)
     files = (tls.certificate_file, tls.key_file, tls.client_ca_file)
-    return SecuredPorts(server_credentials(*files), followed_context(*files, tls.minimum_version), access)
+    context = followed_context(*files, tls.minimum_version, crl=tls.crl)
+    revoked = None if tls.crl is None else revoked_certificates(tls.crl, tls.client_ca_file)
+    return SecuredPorts(server_credentials(*files), context, access, revoked)
 
 
 def health_context(tls: PeerTlsSettings) -> Callable[[], ssl.SSLContext] | None:
@@ -62,4 +69,4 @@ def health_context(tls: PeerTlsSettings) -> Callable[[], ssl.SSLContext] | None:
     if isinstance(tls, BookieTlsSettings):
         ca_file, minimum_version = tls.client_ca_file, tls.minimum_version
     assert ca_file is not None, "client_tls has seen it"
-    return followed_context(tls.certificate_file, tls.key_file, ca_file, minimum_version, "optional")
+    return followed_context(tls.certificate_file, tls.key_file, ca_file, minimum_version, "optional", tls.crl)

@@ -199,7 +199,7 @@ class Broker:
         return ""
 
     def end_revoked(self) -> None:
-        """Close the connections whose token was revoked since they were opened."""
+        """Close the connections whose token or certificate was revoked since they were opened."""
         self._listener.end_revoked()
 
     def why_revoked(self, principal: Principal | None) -> str | None:

@@ -291,7 +291,8 @@ class LocalBookies:
         secured = secured_ports(tls, access)
 
         def new_server(bookie: Bookie, port: int) -> BookieServer:
-            scans = ScanServer(bookie, host, 0, ports, tls=secured.scan_context, denials=denials)
+            role = secured.access.certificate_role
+            scans = ScanServer(bookie, host, 0, ports, tls=secured.scan_context, certificate_role=role, denials=denials)
             return BookieServer(
                 bookie,
                 host,
@@ -299,6 +300,7 @@ class LocalBookies:
                 settings,
                 scans=scans,
                 credentials=secured.credentials,
+                revoked=secured.revoked,
                 access=secured.access,
                 denials=denials,
             )

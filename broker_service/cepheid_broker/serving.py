@@ -32,6 +32,7 @@ from cepheid_recovery import AuditFollower
 from cepheid_security import Principal, SecurityConfigurationError, ServerTls
 from cepheid_security.audit import open_audit_log
 from cepheid_security.authenticator import Authenticator
+from cepheid_security.certificate_revocations import RevokedCertificates
 from cepheid_tiered.bucket import LazyBucket
 
 if TYPE_CHECKING:
@@ -115,6 +116,7 @@ class Serving:
         # Probes have no certificate: on the admin port, `required` is the matter of the application (CertificateRequired).
         admin_tls = _server_tls(settings, "optional" if certificates == "required" else certificates)
         self._tls = [each for each in (tls, admin_tls) if each is not None]
+        self._revoked = None if tls is None else tls.revoked
         self._authenticator = authenticator = self._new_authenticator(ports)
         own_tls = settings.tls.own_tls
         self.broker = Broker(
@@ -241,6 +243,16 @@ class Serving:
                     log.warning(f"{what}.not_reloaded", extra={"error": str(error), "hint": "the old files stay in use"})
                 named = str(error)
 
+    async def _follow_revoked_certificates(self, revoked: RevokedCertificates) -> None:
+        """Close the connections of clients whose certificate a new revocation list names."""
+        version = revoked.version
+        while True:
+            await asyncio.sleep(self._settings.tls.reload_s)
+            revoked.reload_if_changed()
+            if revoked.version != version:  # a handshake may have read it first
+                version = revoked.version
+                self.broker.end_revoked()
+
     def problems(self) -> list[str]:
         """Return sentences for people about what is wrong while clients are served."""
         state = self._store.session_state
@@ -248,7 +260,8 @@ class Serving:
         ledgers = _lack_of_copies(self.managed_ledgers.under_replicated().ledgers)
         issuers = [] if self._authenticator is None else self._authenticator.problems()
         keys = [] if self._tickets is None or self._tickets.problem is None else [self._tickets.problem]
-        return [*away, *self._bookies.problems(), *ledgers, *self._audit.problems(), *issuers, *keys]
+        lists = [] if self._revoked is None else self._revoked.problems()
+        return [*away, *self._bookies.problems(), *ledgers, *self._audit.problems(), *issuers, *keys, *lists]
 
     def security_facts(self, store: MetadataStore) -> SecurityFacts:
         """Return how this process is secured."""
@@ -283,6 +296,8 @@ class Serving:
         if self._tls:
             reloads = [each.reload_if_changed for each in self._tls]
             self._tasks.start(self._reload("tls", self._settings.tls.reload_s, reloads), name="reload-certificates")
+        if self._revoked is not None:
+            self._tasks.start(self._follow_revoked_certificates(self._revoked), name="revoked-certificates")
         if self._authenticator is not None:
             reload_s = self._settings.authentication.reload_s
             self._tasks.start(self._reload("keys", reload_s, [self._authenticator.reload_if_changed]), name="reload-keys")
@@ -336,6 +351,11 @@ class Serving:
 def _server_tls(settings: BrokerSettings, client_certificates: Literal["none", "optional", "required"]) -> ServerTls | None:
     """Raises SecurityConfigurationError."""
     tls = settings.tls
+    if tls.crl is not None and client_certificates == "none" and tls.ca_file is None:
+        raise SecurityConfigurationError(
+            "tls.crl is set, and no certificates are looked up in it: set tls.client_ca_file with tls.client_certificates, or "
+            "tls.ca_file"
+        )
     if (tls.certificate_file is None) != (tls.key_file is None):
         raise SecurityConfigurationError("tls.certificate_file and tls.key_file are set together, or neither of them")
     if tls.certificate_file is None or tls.key_file is None:
@@ -346,6 +366,7 @@ def _server_tls(settings: BrokerSettings, client_certificates: Literal["none", "
         client_ca_file=tls.client_ca_file,
         client_certificates=client_certificates,
         minimum_version=tls.minimum_version,
+        crl=tls.crl if client_certificates != "none" else None,
     )
 
 

@@ -99,6 +99,7 @@ class StandaloneSettings(BrokerSettings):
             key_file=tls.key_file,
             client_ca_file=tls.client_ca_file,
             minimum_version=tls.minimum_version,
+            crl=tls.crl,
         )
 
     @property

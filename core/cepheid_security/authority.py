@@ -10,6 +10,8 @@ no process shows a certificate that another one does not trust yet:
     trust     old, new      old            new                signed by the old CA
     sign      new, old      new                               signed by the new CA
     finish    new           new                               signed by the new CA
+
+crl.pem has a list of revoked certificates (CRL) of each CA in ca.pem; that of the old CA is signed for the last time before `sign`.
 """
 
 from __future__ import annotations
@@ -36,6 +38,9 @@ ROTATION_STAGES = ("trust", "sign", "finish")
 _BACKDATED = datetime.timedelta(hours=1)
 """Time by which certificates begin before they are made: clocks of clients may be late."""
 _NEXT_KEY = "ca-next-key.pem"
+REVOCATION_FILE = "crl.pem"
+_SERIAL = re.compile(r"(?:serial=|0x)?([0-9A-Fa-f]{1,40}|[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){1,19})")
+"""A serial number as `openssl x509 -serial` and `-text` print it, in hex."""
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})")
 
 
@@ -86,6 +91,7 @@ class Authority:
                 certificate, key = self._new_authority(f"Cepheid CA {self._now:%Y-%m-%d}")
                 replace_private(self._directory / _NEXT_KEY, _pem_of_key(key))
                 self._write_trusted(self._certificate, certificate)
+                self._write_revocation_lists()
                 return "ca.pem has the old CA and a new one, which signs nothing yet"
             case "trust", "sign":
                 return f"signed by the new CA: {', '.join(self._sign_with_next())}"
@@ -94,6 +100,7 @@ class Authority:
                 if old:  # of a run that was broken off, or put here since
                     raise SecurityConfigurationError(f"{', '.join(old)} was signed by the old CA: run `cepheid secure init` first")
                 self._write_trusted(self._certificate)
+                self._write_revocation_lists()
                 return "ca.pem has the new CA alone"
             case "", "sign":
                 raise SecurityConfigurationError("there is no new CA yet: stage trust comes first")
@@ -105,6 +112,86 @@ class Authority:
                 )
         return None
 
+    def revoked(self) -> dict[int, datetime.datetime]:
+        """Return the serial numbers of what is revoked in crl.pem, with the times. Raises SecurityConfigurationError."""
+        return {entry.serial_number: entry.revocation_date_utc for parsed in self._revocation_lists() for entry in parsed}
+
+    def revoke(self, what: str) -> tuple[int, bool]:
+        """Revoke `NAME.pem`, or a certificate by its serial number in hex. Return the number, and whether that is new.
+
+        Raises SecurityConfigurationError: there is neither, or another CA signed it.
+        """
+        path = self._directory / f"{what}.pem"
+        if what in ("ca", "ca-next") or path.parent != self._directory or not path.is_file():
+            found = None if what == "ca" else _SERIAL.fullmatch(what)
+            if found is None:
+                raise SecurityConfigurationError(
+                    f"{what!r} is neither a certificate in {self._directory} nor a serial number in hex, such as 5A:01:FF"
+                )
+            serial = int(found[1].replace(":", ""), 16)
+        else:
+            certificate = _read_certificates(path)[0]
+            if not _is_signed_by(certificate, self._certificate):
+                raise SecurityConfigurationError(
+                    f"{path} was not signed by the CA of {self._directory / 'ca-key.pem'}: a CA revokes its own certificates alone"
+                )
+            serial = certificate.serial_number
+        if serial in self.revoked():
+            return serial, False
+        self._write_revocation_lists(serial)
+        return serial, True
+
+    def ensure_revocation_list(self) -> str | None:
+        """Write crl.pem when a CA in ca.pem has no list there, or the next update is due soon. Return what was done, or None.
+
+        Raises SecurityConfigurationError.
+        """
+        lists = self._revocation_lists()
+        own = [each for each in lists if _is_list_of(each, self._certificate)]
+        if own and max(each.next_update_utc for each in own) > self._now + self._renew_before:
+            return None
+        self._write_revocation_lists()
+        return f"{REVOCATION_FILE} (again, its next update was due soon)" if own else REVOCATION_FILE
+
+    def _revocation_lists(self) -> list[Any]:
+        from cepheid_security.certificate_revocations import parse_lists
+
+        path = self._directory / REVOCATION_FILE
+        return parse_lists(path, path.read_bytes()) if path.exists() else []
+
+    def _write_revocation_lists(self, *serials: int) -> None:
+        """Write the lists of all CAs in ca.pem, and add `serials` to that of this CA. A CA without a key keeps the list it has."""
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes
+        from cryptography.hazmat.primitives.serialization import Encoding
+
+        before = self._revocation_lists()
+        signing = [(self._certificate, self._key)]
+        if (following := self._next_authority()) is not None:
+            signing.append(following)
+        written = []
+        for certificate, key in signing:
+            entries = {entry.serial_number: entry for each in before if _is_list_of(each, certificate) for entry in each}
+            for serial in serials if certificate is self._certificate else ():
+                entries[serial] = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(self._now).build()
+            builder = (
+                x509.CertificateRevocationListBuilder()
+                .issuer_name(certificate.subject)
+                .last_update(self._now - _BACKDATED)
+                .next_update(self._now + datetime.timedelta(days=_CERTIFICATE_DAYS))
+                .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
+                .add_extension(x509.CRLNumber(int(self._now.timestamp() * 1000)), critical=False)
+            )
+            for entry in entries.values():
+                builder = builder.add_revoked_certificate(entry)
+            written.append(builder.sign(key, hashes.SHA256()))
+        signers = [certificate for certificate, _ in signing]
+        others = [each for each in self._trusted if each not in signers]
+        written += [each for each in before if any(_is_list_of(each, other) for other in others)]
+        path = self._directory / REVOCATION_FILE
+        replace_private(path, b"".join(each.public_bytes(Encoding.PEM) for each in written))
+        path.chmod(0o644)
+
     def _sign_with_next(self) -> list[str]:
         """Make the next CA the one that signs, and issue all certificates again. Returns their names."""
         found = self._next_authority()
@@ -113,6 +200,7 @@ class Authority:
         self._write_trusted(self._certificate, *(each for each in self._trusted if each != self._certificate))
         replace_private(self._directory / "ca-key.pem", _pem_of_key(self._key))
         (self._directory / _NEXT_KEY).unlink()
+        self._write_revocation_lists()
         names = []
         for name, certificate in self._own_certificates():
             self.issue(name, hosts=_hosts_of(certificate), for_servers=_is_for_servers(certificate))
@@ -182,10 +270,11 @@ class Authority:
             self.issue(name, hosts=hosts, for_servers=for_servers)
             return f"{name}.pem"
         new = [host for host in dict.fromkeys(hosts) if host not in found.hosts]
-        if not new and not found.is_of_old_ca and found.valid_until > self._now + self._renew_before:
+        if not new and not found.is_of_old_ca and not found.is_revoked and found.valid_until > self._now + self._renew_before:
             return None
         self.issue(name, hosts=(*found.hosts, *new), for_servers=for_servers)
         why = f"now also for {', '.join(new)}" if new else "the old CA signed it" if found.is_of_old_ca else "it expired soon"
+        why = "it was revoked" if found.is_revoked else why
         return f"{name}.pem (again, {why})"
 
     def issued(self, name: str) -> Issued | None:
@@ -205,7 +294,8 @@ class Authority:
         if certificate.public_key() != key.public_key():
             raise SecurityConfigurationError(f"{certificate_file} is not the certificate of {name}-key.pem: remove both files")
         is_of_old_ca = not _is_signed_by(certificate, self._certificate) and self.rotation_stage == "sign"
-        return Issued(_hosts_of(certificate), certificate.not_valid_after_utc, is_of_old_ca)
+        is_revoked = certificate.serial_number in self.revoked()
+        return Issued(_hosts_of(certificate), certificate.not_valid_after_utc, is_of_old_ca, is_revoked)
 
     def _sign(
         self,
@@ -262,11 +352,13 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A certificate that is there: the names and addresses that it is for, its end, and whether a CA that is replaced signed it."""
+    """A certificate that is there: the names and addresses that it is for, its end, and whether a CA that is replaced signed it or
+    it was revoked."""
 
     hosts: tuple[str, ...]
     valid_until: datetime.datetime
     is_of_old_ca: bool = False
+    is_revoked: bool = False
 
 
 def write_private(path: Path, data: bytes) -> None:
@@ -350,6 +442,11 @@ def _is_signed_by(certificate: Any, authority: Any) -> bool:
     except (InvalidSignature, ValueError, TypeError):
         return False
     return True
+
+
+def _is_list_of(revocations: Any, authority: Any) -> bool:
+    """Return whether a revocation list is one of this CA."""
+    return revocations.issuer == authority.subject and bool(revocations.is_signature_valid(authority.public_key()))
 
 
 def _of_key(certificates: Sequence[Any], key: Any) -> Any:

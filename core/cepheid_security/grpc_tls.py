@@ -71,8 +71,8 @@ def peer_role(auth_context: dict[str, Any], rule: CertificateRule = "common_name
 
     `auth_context`: that of the call. As `certificate_names` decides on other ports, where the first name is the role.
     """
-    certificates = list(auth_context.get("x509_pem_cert", ()))
-    names = _names_in(certificates[0], rule) if certificates else ()
+    certificate = peer_certificate(auth_context)
+    names = () if certificate is None else _names_in(certificate, rule)
     return names[0] if names else ""
 
 
@@ -94,14 +94,15 @@ def _names_in(certificate: bytes, rule: CertificateRule) -> tuple[str, ...]:
     return tuple(name.value for name in alternatives if isinstance(name, kinds[rule]))
 
 
-def peer_expires_at_ms(auth_context: dict[str, Any]) -> int | None:
-    """Return when a gRPC peer's certificate expires, in ms of the wall clock; None without one. The handshake looks at it once."""
-    certificates = list(auth_context.get("x509_pem_cert", ()))
-    return _expiry_of(certificates[0]) if certificates else None
+def peer_certificate(auth_context: dict[str, Any]) -> bytes | None:
+    """Return a gRPC peer's verified certificate (PEM), None without one."""
+    certificates: list[bytes] = list(auth_context.get("x509_pem_cert", ()))
+    return certificates[0] if certificates else None
 
 
 @lru_cache(maxsize=256)
-def _expiry_of(certificate: bytes) -> int:
+def expires_at_ms(certificate: bytes) -> int:
+    """Return when a certificate (PEM) expires, in ms of the wall clock. The handshake looks at it once."""
     from cryptography import x509
 
     return int(x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp() * 1000)

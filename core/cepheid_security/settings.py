@@ -38,6 +38,12 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
     client_certificates: Literal["none", "optional", "required"] = Field(
         "none", description="Whether clients are asked for a certificate. A certificate is what the method `tls` authenticates by."
     )
+    crl: str | None = Field(
+        None,
+        description="PEM or DER file with the revocation lists (CRLs) of the CAs in `tls.client_ca_file` and `tls.ca_file`, or a "
+        "folder of such files. Connections with a certificate that one of them names are refused, and open ones are closed. A "
+        "list that is past its next update stays in force. Changes are in force within 10 s. Unset: no certificate is looked up.",
+    )
     minimum_version: Literal["1.2", "1.3"] = Field("1.2", description="Oldest version of TLS that is spoken.")
     reload_s: PositiveFloat = Field(
         10.0, description="Interval between looks for new certificate files. They are used for new connections, without a restart."
@@ -58,7 +64,7 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
         if not self.enabled:
             return None
         own = (self.own_certificate_file or self.certificate_file, self.own_key_file or self.key_file)
-        return ClientTls(self.ca_file, *own)
+        return ClientTls(self.ca_file, *own, crl=self.crl if self.ca_file is not None else None)
 
 
 class OidcSettings(BaseModel, frozen=True, extra="forbid"):

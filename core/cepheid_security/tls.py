@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from cepheid_security.certificate_revocations import RevocationContext, RevokedCertificates, revoked_certificates
 from cepheid_security.principal import SecurityConfigurationError
 
 log = logging.getLogger(__name__)
@@ -37,14 +38,16 @@ class ServerTls:
         client_ca_file: str | None = None,
         client_certificates: Literal["none", "optional", "required"] = "none",
         minimum_version: TlsVersion = "1.2",
+        crl: str | None = None,
     ) -> None:
-        """Raises SecurityConfigurationError."""
+        """`crl`: file or folder of the revocation lists of the CAs in `client_ca_file`. Raises SecurityConfigurationError."""
         self._files = [name for name in (certificate_file, key_file, client_ca_file) if name is not None]
         self._certificate_file, self._key_file, self._client_ca_file = certificate_file, key_file, client_ca_file
         if client_certificates != "none" and client_ca_file is None:
             raise SecurityConfigurationError("client certificates are asked for, and no CA is given that would sign them")
         self._client_certificates = client_certificates
         self._minimum_version = _VERSIONS[minimum_version]
+        self.revoked = _revoked(crl, client_ca_file, "client_ca_file")
         self._seen = self._state()
         self.context = self._load()
 
@@ -62,7 +65,7 @@ class ServerTls:
 
     def _load(self) -> ssl.SSLContext:
         """Raises SecurityConfigurationError."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context = _new_context(ssl.PROTOCOL_TLS_SERVER, self.revoked)
         context.minimum_version = self._minimum_version
         context.set_ciphers(_CIPHERS)
         context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
@@ -84,6 +87,7 @@ def followed_context(
     client_ca_file: str,
     minimum_version: TlsVersion = "1.2",
     client_certificates: Literal["optional", "required"] = "required",
+    crl: str | None = None,
 ) -> Callable[[], ssl.SSLContext]:
     """Return a function that gives a server's context, which asks for client certificates, of the files as they are at each call.
 
@@ -99,6 +103,7 @@ def followed_context(
             client_ca_file=client_ca_file,
             client_certificates=client_certificates,
             minimum_version=minimum_version,
+            crl=crl,
         ).context
 
     return _followed(load, lambda: file_state(files))
@@ -122,33 +127,38 @@ def _followed(load: Callable[[], ssl.SSLContext], state: Callable[[], FileState]
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Files with which a process opens TLS connections. Without `ca_file` the system's CAs are trusted."""
+    """Files with which a process opens TLS connections. Without `ca_file` the system's CAs are trusted.
+
+    `crl`: file or folder of the revocation lists of the CAs in `ca_file`, by which servers' certificates are checked.
+    """
 
     ca_file: str | None = None
     certificate_file: str | None = None
     key_file: str | None = None
+    crl: str | None = None
 
     @classmethod
     def from_environment(cls) -> ClientTls:
-        """Return what CEPHEID_TLS_CA_FILE, _CERTIFICATE_FILE and _KEY_FILE name; an empty variable counts as unset."""
-        names = ("CEPHEID_TLS_CA_FILE", "CEPHEID_TLS_CERTIFICATE_FILE", "CEPHEID_TLS_KEY_FILE")
+        """Return what CEPHEID_TLS_CA_FILE, _CERTIFICATE_FILE, _KEY_FILE and _CRL name; an empty variable counts as unset."""
+        names = ("CEPHEID_TLS_CA_FILE", "CEPHEID_TLS_CERTIFICATE_FILE", "CEPHEID_TLS_KEY_FILE", "CEPHEID_TLS_CRL")
         return cls(*(os.environ.get(name) or None for name in names))
 
     @classmethod
     def of_metadata(cls) -> ClientTls | None:
-        """Return what CEPHEID_METADATA_TLS_CA_FILE, _CERTIFICATE_FILE and _KEY_FILE name, None if they are not set.
+        """Return what CEPHEID_METADATA_TLS_CA_FILE, _CERTIFICATE_FILE, _KEY_FILE and _CRL name, None if they are not set.
 
         They are for ZooKeeper alone, which may have a CA of its own, and count more than the files for other connections.
         """
-        names = ("CEPHEID_METADATA_TLS_CA_FILE", "CEPHEID_METADATA_TLS_CERTIFICATE_FILE", "CEPHEID_METADATA_TLS_KEY_FILE")
-        files = [os.environ.get(name) or None for name in names]
+        names = ("CA_FILE", "CERTIFICATE_FILE", "KEY_FILE", "CRL")
+        files = [os.environ.get(f"CEPHEID_METADATA_TLS_{name}") or None for name in names]
         return cls(*files) if any(files) else None
 
     def context(self) -> ssl.SSLContext:
         """Return a new context of these files. Raises SecurityConfigurationError."""
         if (self.certificate_file is None) != (self.key_file is None):
             raise SecurityConfigurationError("a client certificate and its key are given together, or neither of them")
-        return client_context(ca_file=self.ca_file, certificate_file=self.certificate_file, key_file=self.key_file)
+        pair = (self.certificate_file, self.key_file)
+        return client_context(ca_file=self.ca_file, certificate_file=pair[0], key_file=pair[1], crl=self.crl)
 
     def followed(self) -> Callable[[], ssl.SSLContext]:
         """Return a function that gives a context of the files as they are at each call; as `followed_context` for servers."""
@@ -178,9 +188,14 @@ def client_context(
     certificate_file: str | None = None,
     key_file: str | None = None,
     check_hostname: bool = True,
+    crl: str | None = None,
 ) -> ssl.SSLContext:
-    """Return the context of a client. Without `ca_file` the system's CAs are trusted. Raises SecurityConfigurationError."""
-    context = ssl.create_default_context() if ca_file is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    """Return the context of a client. Without `ca_file` the system's CAs are trusted.
+
+    `crl`: as in `ClientTls`. Raises SecurityConfigurationError.
+    """
+    revoked = _revoked(crl, ca_file, "ca_file")
+    context = ssl.create_default_context() if ca_file is None else _new_context(ssl.PROTOCOL_TLS_CLIENT, revoked)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.check_hostname = check_hostname
     if ca_file is not None:
@@ -218,6 +233,23 @@ def certificate_expires_at_ms(certificate: dict[str, object] | None) -> int | No
     TLS looks at it in the handshake alone.
     """
     return ssl.cert_time_to_seconds(str(certificate["notAfter"])) * 1000 if certificate else None
+
+
+def _revoked(crl: str | None, ca_file: str | None, ca_name: str) -> RevokedCertificates | None:
+    """Raises SecurityConfigurationError."""
+    if crl is None:
+        return None
+    if ca_file is None:
+        raise SecurityConfigurationError(f"revocation lists ({crl}) need {ca_name}: it names the CAs whose lists count")
+    return revoked_certificates(crl, ca_file)
+
+
+def _new_context(protocol: int, revoked: RevokedCertificates | None) -> ssl.SSLContext:
+    if revoked is None:
+        return ssl.SSLContext(protocol)
+    context = RevocationContext(protocol)
+    context.revoked = revoked
+    return context
 
 
 def _load_ca(context: ssl.SSLContext, path: str) -> None:

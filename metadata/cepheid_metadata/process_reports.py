@@ -48,14 +48,16 @@ class ProcessReport(GrownRecord):
     """The report of one process when it started."""
 
     NAME: ClassVar[str] = "process report"
-    FORMAT: ClassVar[int] = 2
-    ADDED: ClassVar[Mapping[str, int]] = {"zookeeper_tls": 2}
+    FORMAT: ClassVar[int] = 3
+    ADDED: ClassVar[Mapping[str, int]] = {"zookeeper_tls": 2, "revocation_lists": 3}
 
     process: str
     storage_format: PositiveInt
     security: SecurityFacts = SecurityFacts()
     zookeeper_tls: bool | None = None
     """Whether it uses TLS to ZooKeeper. None: it does not, or is of an older release, which cannot read reports with this field."""
+    revocation_lists: bool | None = None
+    """Whether it checks certificates against revocation lists. None: it does not, or is of an older release, as above."""
 
 
 def broker_reports(store: MetadataStore) -> Records[str, ProcessReport]:

@@ -70,6 +70,7 @@ def connect(
     tls_certificate_file: str | None = None,
     tls_key_file: str | None = None,
     tls_check_hostname: bool = True,
+    tls_crl: str | None = None,
     interceptors: Sequence[Interceptor] = (),
 ) -> Client:
     """Return a client for the brokers at `url`: pulsar://HOST:PORT[,HOST:PORT…], or pulsar+ssl:// with TLS.
@@ -81,8 +82,9 @@ def connect(
     `token` (text, the Path of its file, or a function that returns it) or `password` (user name, password) is sent when a
     connection is opened, and again when the broker asks because it expires; `cepheid.ClientCredentials` fetches tokens from an
     OAuth2 issuer. `tls_ca_file` has the CAs that sign brokers' certificates (PEM; None: those of the system);
-    `tls_certificate_file` and `tls_key_file` are the client's own certificate. `interceptors` see what is published and processed,
-    such as `cepheid.telemetry.Tracing()`.
+    `tls_certificate_file` and `tls_key_file` are the client's own certificate. `tls_crl`: file or folder of the revocation lists
+    (CRLs) of the CAs in `tls_ca_file`; a broker whose certificate they name is refused.
+    `interceptors` see what is published and processed, such as `cepheid.telemetry.Tracing()`.
     Raises UsageError.
     """
     return Client(
@@ -91,7 +93,7 @@ def connect(
         connect_timeout_s=connect_timeout_s,
         keep_alive_s=keep_alive_s,
         partition_refresh_s=partition_refresh_s,
-        security=Security(token, password, tls_ca_file, tls_certificate_file, tls_key_file, tls_check_hostname),
+        security=Security(token, password, tls_ca_file, tls_certificate_file, tls_key_file, tls_check_hostname, tls_crl),
         interceptors=interceptors,
     )
 

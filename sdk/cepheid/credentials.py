@@ -27,6 +27,7 @@ class Security:
     tls_certificate_file: str | None = None
     tls_key_file: str | None = None
     tls_check_hostname: bool = True
+    tls_crl: str | None = None
 
     def check(self) -> None:
         """Raises UsageError."""
@@ -45,6 +46,7 @@ class Security:
                 certificate_file=self.tls_certificate_file,
                 key_file=self.tls_key_file,
                 check_hostname=self.tls_check_hostname,
+                crl=self.tls_crl,
             )
         except SecurityConfigurationError as error:
             raise UsageError(str(error)) from None

@@ -527,6 +527,7 @@ def connect(
     tls_certificate_file: str | None = None,
     tls_key_file: str | None = None,
     tls_check_hostname: bool = True,
+    tls_crl: str | None = None,
     interceptors: Sequence[Interceptor] = (),
 ) -> Client:
     """Return a blocking client and start its thread; arguments as in `cepheid.connect`."""
@@ -543,6 +544,7 @@ def connect(
         tls_certificate_file=tls_certificate_file,
         tls_key_file=tls_key_file,
         tls_check_hostname=tls_check_hostname,
+        tls_crl=tls_crl,
         interceptors=interceptors,
     )
     return Client(new_client)

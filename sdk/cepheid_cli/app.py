@@ -43,6 +43,7 @@ _FLAGS_OF_CREDENTIALS = {
     "tls_ca_file": "CEPHEID_TLS_CA_FILE",
     "tls_certificate_file": "CEPHEID_TLS_CERTIFICATE_FILE",
     "tls_key_file": "CEPHEID_TLS_KEY_FILE",
+    "tls_crl": "CEPHEID_TLS_CRL",
     "token_file": "CEPHEID_TOKEN_FILE",
     "oauth2_file": "CEPHEID_OAUTH2_FILE",
     "user": "CEPHEID_USER",
@@ -56,6 +57,9 @@ def _credentials(
     tls_ca_file: Annotated[str | None, typer.Option(help="CAs that sign the servers' certificates (PEM).")] = None,
     tls_certificate_file: Annotated[str | None, typer.Option(help="Certificate to show to servers (PEM).")] = None,
     tls_key_file: Annotated[str | None, typer.Option(help="Its private key.")] = None,
+    tls_crl: Annotated[
+        str | None, typer.Option(help="File or folder of the CAs' revocation lists, to check servers' certificates.")
+    ] = None,
     token_file: Annotated[str | None, typer.Option(help="File with the token to show to brokers.")] = None,
     oauth2_file: Annotated[str | None, typer.Option(help="OAuth2 key file (JSON), to fetch tokens with.")] = None,
     user: Annotated[str | None, typer.Option(help="User name to show to brokers.")] = None,

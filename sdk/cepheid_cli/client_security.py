@@ -2,6 +2,7 @@
 
 CEPHEID_TLS_CA_FILE                  the CAs that sign servers' certificates (PEM); unset: those of the system
 CEPHEID_TLS_CERTIFICATE_FILE, CEPHEID_TLS_KEY_FILE     a certificate of one's own
+CEPHEID_TLS_CRL                      file or folder of the revocation lists of these CAs
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ def connect_admin(url: str) -> Admin:
         tls_ca_file=tls.ca_file,
         tls_certificate_file=tls.certificate_file,
         tls_key_file=tls.key_file,
+        tls_crl=tls.crl,
     )
 
 
@@ -53,4 +55,5 @@ def connect_client(url: str) -> cepheid.sync.Client:
         tls_ca_file=tls.ca_file,
         tls_certificate_file=tls.certificate_file,
         tls_key_file=tls.key_file,
+        tls_crl=tls.crl,
     )

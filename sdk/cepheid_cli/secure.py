@@ -1,6 +1,7 @@
 """`cepheid secure init`: everything that a secured cluster needs, in one directory.
 
     ca.pem, ca-key.pem                 a CA of one's own; the key belongs on no server
+    crl.pem                            its list of revoked certificates
     server.pem, server-key.pem         for brokers
     client.pem, client-key.pem         a certificate for a client, where clients have some
     token.key                          the secret key of tokens
@@ -12,7 +13,7 @@
 A second run adds what is missing, adds hosts to the certificate of brokers, and renews what expires within 30 days
 (`--renew-days`). It leaves the rest, and refuses files that do not belong together. Settings that files of an earlier release lack
 are named, and added with `--update`. The files of a cluster of processes are in secured_cluster.py. `cepheid secure rotate-ca DIR`
-replaces the CA.
+replaces the CA, `cepheid secure revoke DIR` revokes certificates.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ key_file = {key}
 ca_file = {ca}
 client_ca_file = {ca}
 client_certificates = "optional"
+crl = {crl}
 
 [authentication]
 methods = ["token", "tls"]
@@ -98,7 +100,7 @@ def init(
     authority = Authority(full, datetime.datetime.now(datetime.UTC), renew_before)
     hosts = ("localhost", "127.0.0.1", "::1", socket.gethostname(), *(host or ()))
     issued = [authority.ensure("server", hosts=hosts, for_servers=True), authority.ensure("client", for_servers=False)]
-    made: list[str] = [done for done in issued if done is not None]
+    made: list[str] = [done for done in (*issued, authority.ensure_revocation_list()) if done is not None]
     if not (full / "token.key").exists():
         write_private(full / "token.key", secrets.token_bytes(64))
         made.append("token.key")
@@ -192,6 +194,7 @@ def _server_settings(directory: Path) -> str:
         certificate=file("server.pem"),
         key=file("server-key.pem"),
         ca=file("ca.pem"),
+        crl=file("crl.pem"),
         token_key=file("token.key"),
         token=file(f"{BROKER_ROLE}.token"),
     )
@@ -239,6 +242,39 @@ def rotate_ca(
             time.sleep(rest_s)
     done = authority.rotate(stage)
     print(f"{directory}: {done or f'nothing to do, stage {stage} was taken before'}")
+
+
+@app.command("revoke")
+def revoke(
+    directory: Annotated[Path, typer.Argument(help="Directory of `cepheid secure init`, with ca-key.pem.")],
+    what: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME|SERIAL",
+            help="Name of a certificate in DIR, such as `client`, or a serial number in hex as `openssl x509 -serial` prints it. "
+            "Unset: list what is revoked.",
+        ),
+    ] = None,
+) -> None:
+    """Revoke a certificate of the own CA: writes crl.pem. Copy it to the machines; processes use it within 10 s of that."""
+    from cepheid_security.authority import Authority
+
+    if not (directory / "ca-key.pem").is_file():
+        raise typer.BadParameter(f"{directory} has no ca-key.pem: name the directory that `cepheid secure init` made")
+    authority = Authority(directory, datetime.datetime.now(datetime.UTC))
+    if what is None:
+        for serial, revoked_at in authority.revoked().items():
+            print(f"{serial:X}  {revoked_at:%Y-%m-%d %H:%M} UTC")
+        return
+    serial, is_new = authority.revoke(what)
+    print(f"{directory / 'crl.pem'}: {serial:X} {'is revoked' if is_new else 'was revoked before'}")
+    if (directory / f"{what}.pem").is_file():
+        print(f"next:   cepheid secure init {shlex.quote(str(directory))} makes a new {what}.pem")
+        print(f"        copy {what}.pem and {what}-key.pem to the processes that show it, then crl.pem to all machines")
+    else:
+        print("next:   copy crl.pem to all machines")
+    if authority.rotation_stage == "sign":
+        print("note:   certificates of the old CA are not in this list: they end with `cepheid secure rotate-ca --stage finish`")
 
 
 @app.command("metadata")

@@ -153,13 +153,16 @@ def run_enable(directory: Path, stage: int | None, metadata_url: str | None, adm
 def run_status(admin_url: str) -> None:
     """Print how each process is secured."""
     found = connect_admin(admin_url).call("GET", _PATH)
-    words = ("tls", "plain", "authentication", "anonymous", "enforced", "zookeeper_user", "zookeeper_private", "zookeeper_tls")
+    words = (
+        *("tls", "plain", "authentication", "anonymous", "enforced"),
+        *("zookeeper_user", "zookeeper_private", "zookeeper_tls", "revocation_lists"),
+    )
     rows = [
         [name, kind.removesuffix("s"), *(_shown(said, word) for word in words)]
         for kind in ("brokers", "bookies")
         for name, said in found[kind].items()
     ]
-    heads = ("TLS", "PLAIN PORTS", "CREDENTIALS", "ANONYMOUS", "PERMISSIONS", "ZK USER", "ZK PRIVATE", "ZK TLS")
+    heads = ("TLS", "PLAIN PORTS", "CREDENTIALS", "ANONYMOUS", "PERMISSIONS", "ZK USER", "ZK PRIVATE", "ZK TLS", "CRL")
     print_table(("NAME", "KIND", *heads), rows)
     print_lines(f"problem: {problem}" for problem in found["problems"])
 
@@ -175,7 +178,8 @@ def _check(directory: Path, present: int, admin_url: str) -> None:
     """Raises StageNotPossibleError: the present stage is not in force everywhere, or files lack what a later one needs."""
     from cepheid_cli.secured_cluster import cluster_settings, old_files
 
-    lacking = [each.path.name for each in old_files(directory, cluster_settings(directory)) if each.missing]
+    optional = {"tls.crl"}  # no stage depends on it, and the files of a stage under way are not updated
+    lacking = [each.path.name for each in old_files(directory, cluster_settings(directory)) if each.missing.keys() - optional]
     if lacking:
         raise StageNotPossibleError(
             f"{', '.join(lacking)} in {directory} lack settings of this release: "

@@ -37,6 +37,7 @@ key_file = {broker_key}
 ca_file = {ca}
 client_ca_file = {ca}
 client_certificates = "optional"
+crl = {crl}
 
 [authentication]
 methods = ["token", "tls"]
@@ -54,6 +55,7 @@ _BOOKIE = """metadata_auth_file = {metadata_auth}
 certificate_file = {bookie_pem}
 key_file = {bookie_key}
 client_ca_file = {ca}
+crl = {crl}
 """
 _AUTORECOVERY = """metadata_auth_file = {metadata_auth}
 
@@ -61,6 +63,7 @@ _AUTORECOVERY = """metadata_auth_file = {metadata_auth}
 certificate_file = {bookie_pem}
 key_file = {bookie_key}
 ca_file = {ca}
+crl = {crl}
 """
 _SETTINGS = {"broker.toml": _BROKER, "bookie.toml": _BOOKIE, "autorecovery.toml": _AUTORECOVERY}
 
@@ -92,6 +95,7 @@ def cluster_settings(directory: Path) -> dict[str, str]:
     names = {
         "metadata_auth": METADATA_AUTH_FILE,
         "ca": "ca.pem",
+        "crl": "crl.pem",
         "broker_pem": "broker.pem",
         "broker_key": "broker-key.pem",
         "broker_token": "broker.token",
@@ -119,6 +123,7 @@ class OldFile:
 _OFF = {
     "authorization.enabled": "permissions are off: every client with credentials may do everything",
     "authentication.methods": "clients need not prove who they are",
+    "tls.crl": "revoked certificates are accepted",
     "tls.client_ca_file": "certificates of clients are not looked at",
     "metadata_auth_file": "what is created in ZooKeeper is for everybody",
 }

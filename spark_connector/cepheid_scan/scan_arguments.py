@@ -68,12 +68,16 @@ def secrets_of_environment() -> ClientSecrets:
 
 
 def tls_files(ca_file: Any, certificate_file: Any, key_file: Any) -> ClientTls | None:
-    """Return the files of TLS; None: none is given, those of the environment count. Raises BadOptionError."""
+    """Return the files of TLS; None: none is given, those of the environment count. Raises BadOptionError.
+
+    CEPHEID_TLS_CRL counts in both cases.
+    """
     names = ("tls_ca_file", "tls_certificate_file", "tls_key_file")
     files = [_text(name, path) for name, path in zip(names, (ca_file, certificate_file, key_file), strict=True)]
     if (certificate_file is None) != (key_file is None):
         raise BadOptionError("tls_certificate_file and tls_key_file belong together: give both, or none")
-    return ClientTls(*files) if any(files) else None
+    crl = ClientTls.from_environment().crl if ca_file else None
+    return ClientTls(files[0], files[1], files[2], crl) if any(files) else None
 
 
 def topic_names(given: str | Sequence[str]) -> tuple[str, ...]:

@@ -267,7 +267,8 @@ def _tls(given: Mapping[str, Any]) -> ClientTls | None:
     ca_file, certificate_file, key_file = (given.get(name) for name in ("tlsTrustCerts", "tlsCertFile", "tlsKeyFile"))
     if (certificate_file is None) != (key_file is None):
         raise BadOptionError("options tlsCertFile and tlsKeyFile belong together: give both, or none")
-    return ClientTls(ca_file, certificate_file, key_file) if ca_file or certificate_file else None
+    crl = ClientTls.from_environment().crl if ca_file else None
+    return ClientTls(ca_file, certificate_file, key_file, crl) if ca_file or certificate_file else None
 
 
 def read_secrets(given: Mapping[str, Any]) -> ClientSecrets:

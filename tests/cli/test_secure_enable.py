@@ -106,12 +106,16 @@ def test_a_directory_of_an_earlier_release_is_updated_first(tmp_path: Path) -> N
 
 def test_the_status_shows_what_each_process_says(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     answer = {
-        "brokers": {"b": {**PRIVATE.model_dump(), "zookeeper_tls": True}, "older": PRIVATE.model_dump(), "silent": None},
+        "brokers": {
+            "b": {**PRIVATE.model_dump(), "zookeeper_tls": True, "revocation_lists": False},
+            "older": PRIVATE.model_dump(),
+            "silent": None,
+        },
         "bookies": {},
         "problems": ["something"],
     }
     monkeypatch.setattr(secure_enable, "connect_admin", lambda _url: SimpleNamespace(call=lambda *_: answer))
     secure_enable.run_status("")
     head, *rows = (re.split("  +", line.strip()) for line in capsys.readouterr().out.splitlines())
-    assert head[-2:] == ["ZK PRIVATE", "ZK TLS"]
-    assert [row[-2:] for row in rows] == [["yes", "yes"], ["yes", "?"], ["?", "?"], ["problem: something"]]
+    assert head[-3:] == ["ZK PRIVATE", "ZK TLS", "CRL"]
+    assert [row[-3:] for row in rows] == [["yes", "yes", "no"], ["yes", "?", "?"], ["?", "?", "?"], ["problem: something"]]

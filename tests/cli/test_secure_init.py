@@ -11,10 +11,13 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import typer
+from cryptography import x509
 
 from cepheid_cli import secure
 from cepheid_security import SecurityConfigurationError, token_keys
 from cepheid_security.authority import ROTATION_STAGES, Authority
+from cepheid_security.certificate_revocations import parse_lists
 from cepheid_security.tokens import TokenVerifier
 
 NOW = datetime.datetime.now(datetime.UTC)
@@ -114,7 +117,7 @@ def test_the_ca_is_replaced_and_what_was_issued_is_kept_otherwise(tmp_path: Path
     secure.rotate_ca(tmp_path, "trust")
     secure.init(tmp_path)
     changed = {name for name, content in contents(tmp_path).items() if old.get(name) != content}
-    assert changed == {"ca.pem", "ca-next-key.pem"}
+    assert changed == {"ca.pem", "ca-next-key.pem", "crl.pem"}
     secure.rotate_ca(tmp_path, "sign")
     assert "signed by the new CA: admin.pem, bookie.pem, broker.pem, client.pem, server.pem" in capsys.readouterr().out
     secure.rotate_ca(tmp_path, "finish")
@@ -222,3 +225,44 @@ def test_what_was_switched_off_on_purpose_is_named_and_left(tmp_path: Path, caps
     said = capsys.readouterr().out
     assert "broker.toml switches something off\n  permissions are off" in said
     assert "enabled = false" in path.read_text()
+
+
+def test_a_revoked_certificate_is_listed_and_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secure.init(tmp_path)
+    old = x509.load_pem_x509_certificate((tmp_path / "bookie.pem").read_bytes()).serial_number
+    secure.revoke(tmp_path, "bookie")
+    secure.revoke(tmp_path, "serial=0A1B")
+    secure.revoke(tmp_path, "0a:1b")
+    said = capsys.readouterr().out
+    assert f"{old:X} is revoked\nnext:   cepheid secure init" in said
+    assert "A1B was revoked before" in said
+    secure.init(tmp_path)
+    assert "bookie.pem (again, it was revoked)" in capsys.readouterr().out
+    secure.revoke(tmp_path)
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [f"{old:X}", "A1B"]
+    for what in ("ca", "ca-next", "no such", "../bookie", ""):
+        with pytest.raises(SecurityConfigurationError, match=r"neither a certificate in .* nor a serial number"):
+            secure.revoke(tmp_path, what)
+    with pytest.raises(typer.BadParameter, match=r"has no ca-key\.pem"):
+        secure.revoke(tmp_path / "elsewhere", "bookie")
+
+
+def test_each_ca_has_a_revocation_list_while_one_replaces_the_other(tmp_path: Path) -> None:
+    secure.init(tmp_path)
+    secure.revoke(tmp_path, "client")
+
+    def found() -> list[tuple[int, int]]:
+        """For each CA: its lists, and what they revoke."""
+        cas = x509.load_pem_x509_certificates((tmp_path / "ca.pem").read_bytes())
+        parsed = parse_lists(tmp_path / "crl.pem", (tmp_path / "crl.pem").read_bytes())
+        of_ca = [[each for each in parsed if each.is_signature_valid(ca.public_key())] for ca in cas]
+        return [(len(each), sum(map(len, each))) for each in of_ca]
+
+    assert found() == [(1, 1)]
+    secure.rotate_ca(tmp_path, "trust")
+    assert found() == [(1, 1), (1, 0)]
+    secure.rotate_ca(tmp_path, "sign")
+    secure.revoke(tmp_path, "broker")
+    assert found() == [(1, 1), (1, 1)], "the new CA is the first one from now on, and the list of the old one is kept"
+    secure.rotate_ca(tmp_path, "finish")
+    assert found() == [(1, 1)]

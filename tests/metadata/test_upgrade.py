@@ -108,6 +108,7 @@ def test_a_report_of_a_process_without_tls_to_zookeeper_can_be_read_by_older_rel
     assert ProcessReport(process="1", storage_format=1).format == 1
     assert b"zookeeper_tls" not in ProcessReport(process="1", storage_format=1).encode()
     assert ProcessReport(process="1", storage_format=1, zookeeper_tls=True).format == 2
+    assert ProcessReport(process="1", storage_format=1, revocation_lists=True).format == 3
 
 
 async def test_a_release_that_does_not_know_the_format_is_refused() -> None:

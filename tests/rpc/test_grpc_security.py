@@ -116,6 +116,7 @@ async def secured_bookie(
             denials=denials,
         ),
         credentials=ports.credentials,
+        revoked=ports.revoked,
         access=ports.access,
         plain_port=tls.plain_port,
         denials=denials,
@@ -342,7 +343,7 @@ async def test_brokers_and_a_bookie_get_the_stages_of_a_new_ca_in_any_order(made
 async def test_calls_and_streams_end_when_the_certificate_of_their_connection_expires(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grpc_server, "_EXPIRY_LOOKS_S", 0.02)
+    monkeypatch.setattr(grpc_server, "_CERTIFICATE_LOOKS_S", 0.02)
     denials = Denials()
     async with secured_bookie(made, tmp_path, denials=denials) as server:
         connection = GrpcConnection("b", f"{TLS_MARK}127.0.0.1:{server.port}", tls=tls_of(made, "broker"))

@@ -69,7 +69,7 @@ HUGE = made(x="x" * 1_000_000)
 
 @dataclass(frozen=True)
 class Files:
-    """Certificates of the server's CA, of another CA, one that has expired, and one of the future."""
+    """Certificates of the server's CA, of another CA, one that has expired, one of the future, and one that was revoked."""
 
     directory: Path
 
@@ -79,8 +79,9 @@ class Files:
         authority = Authority(directory, now)
         authority.issue("server", hosts=["localhost", "127.0.0.1"], for_servers=True)
         authority.issue("elsewhere", hosts=["elsewhere.example.org"], for_servers=True)
-        for name in ("app", "broker"):
+        for name in ("app", "broker", "revoked", "leaver"):
             authority.issue(name, for_servers=False)
+        authority.revoke("revoked")
         Authority(directory, now - datetime.timedelta(days=500)).issue("expired", for_servers=False)
         Authority(directory, now + datetime.timedelta(days=2)).issue("future", for_servers=False)
         (directory / "other").mkdir()
@@ -95,6 +96,9 @@ class Files:
     def client(self, name: str | None = None) -> ssl.SSLContext:
         pair = (self.path(f"{name}.pem"), self.path(f"{name}-key.pem")) if name is not None else (None, None)
         return client_context(ca_file=self.path("ca.pem"), certificate_file=pair[0], key_file=pair[1])
+
+    def revoke(self, name: str) -> None:
+        Authority(self.directory, datetime.datetime.now(datetime.UTC)).revoke(name)
 
     def old(self) -> ssl.SSLContext:
         """A client that speaks TLS 1.1 at most."""
@@ -193,6 +197,8 @@ def running_bad_input_world(directory: Path) -> Iterator[BadInputWorld]:
             "key_file": files.path("server-key.pem"),
             "client_ca_file": files.path("ca.pem"),
             "client_certificates": "optional",
+            "crl": files.path("crl.pem"),
+            "reload_s": 0.05,
             "port": 0,
             "admin_port": 0,
             "plain_ports": True,

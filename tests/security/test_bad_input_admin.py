@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
@@ -59,6 +60,9 @@ STRANGERS: dict[str, tuple[Callable[[BadInputWorld], Awaitable[str]], str, str, 
     ),
     "a certificate that is not valid yet": (
         lambda w: call(w, CLUSTERS, port="https", tls=w.files.client("future")), "closed|no TLS", "tls.handshake", "certificate",
+    ),
+    "a certificate that was revoked": (
+        lambda w: call(w, CLUSTERS, port="https", tls=w.files.client("revoked")), "closed|no TLS", "tls.handshake", "revoked",
     ),
     "TLS 1.1": (
         lambda w: call(w, CLUSTERS, made(), port="https", tls=w.files.old()), "no TLS", "tls.handshake", "protocol",
@@ -167,3 +171,29 @@ def test_a_certificate_that_has_expired_since_the_handshake(world: BadInputWorld
     assert "the client's certificate has expired" in told
     assert line["result"] == "denied"
     assert "the client's certificate has expired" in line["reason"]
+
+
+def test_a_certificate_that_was_revoked_since_the_handshake(world: BadInputWorld) -> None:
+    """An open connection is refused at its next request, also one that shows a token."""
+    reader, writer = world.run(connected(world, "https", world.files.client("leaver")))
+
+    async def ask() -> str:
+        writer.write(f"GET {CLUSTERS} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {made()}\r\n\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        size_bytes = int(re.search(rb"content-length: (\d+)", head.lower())[1])  # type: ignore[index]
+        return (head + await reader.readexactly(size_bytes)).decode()
+
+    async def refused(_world: BadInputWorld) -> str:
+        while "200 OK" in (answer := await ask()):  # noqa: ASYNC110  until the broker has read the new list
+            await asyncio.sleep(0.02)
+        assert await reader.read() == b""
+        return answer
+
+    assert "200 OK" in world.run(ask())
+    world.files.revoke("leaver")
+    told, line = world.refused(refused)
+    assert "401 Unauthorized" in told
+    assert "the certificate was revoked by its CA: connect again with a new one" in told
+    assert (line["operation"], line["object"], line["result"]) == ("request", "admin port", "denied")
+    assert line["reason"] == "the certificate was revoked by its CA"
+    writer.close()

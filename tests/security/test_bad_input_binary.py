@@ -99,6 +99,9 @@ STRANGERS: dict[str, tuple[Attempt, str, str, str]] = {
     "a certificate that is not valid yet": (
         lambda w: say(w, "pulsar+ssl", connect(), tls=w.files.client("future")), "closed|no TLS", "tls.handshake", "certificate",
     ),
+    "a certificate that was revoked": (
+        lambda w: say(w, "pulsar+ssl", connect(), tls=w.files.client("revoked")), "closed|no TLS", "tls.handshake", "revoked",
+    ),
     "TLS 1.1": (lambda w: say(w, "pulsar+ssl", connect(), tls=w.files.old()), "no TLS", "tls.handshake", "protocol"),
     "plain text on the port with TLS": (_plain_text, "", "tls.handshake", r"does not speak TLS.*port \d+ is without TLS"),
     "TLS on the port without": (
@@ -221,3 +224,19 @@ def test_a_connection_ends_when_its_certificate_expires(world: BadInputWorld) ->
         writer.close()
 
     world.run(scenario())
+
+
+def test_a_connection_ends_when_its_certificate_is_revoked(world: BadInputWorld) -> None:
+    async def scenario(world: BadInputWorld) -> str:
+        reader, writer = await connected(world, "pulsar+ssl", world.files.client("leaver"))
+        writer.write(encode_body(pb.CommandConnect(client_version="x", protocol_version=20, auth_method_name="tls")))
+        assert b"Cepheid" in await reader.read(1 << 16)
+        world.files.revoke("leaver")
+        told = await reader.read()
+        writer.close()
+        return told.decode(errors="replace")
+
+    told, line = world.refused(scenario)
+    assert "the certificate was revoked by its CA: connect again with a new one" in told
+    assert (line["operation"], line["role"], line["result"]) == ("CONNECT", "leaver", "denied")
+    assert line["reason"] in told

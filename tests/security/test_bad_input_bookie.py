@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import multiprocessing
 import re
+import shutil
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,6 +33,7 @@ from cepheid_rpc import (
     TLS_MARK,
     FrameKind,
     ReadRequest,
+    Status,
     decode_read_answer,
     encode_read_request,
 )
@@ -44,12 +48,14 @@ from tests.rpc.test_grpc_security import (
     NOW,
     OTHER_LEDGER,
     TICKET,
+    OneAdd,
     outcome_of,
     secured_bookie,
     settings_of,
     tls_of,
 )
 from tests.security.bad_input_world import Files
+from tests.support import wait_until
 
 UNKNOWN_KEY = sign_ticket(TicketKey(2, b"x" * 32, 0), ReadTicket(LEDGER, 0, LAST_ENTRY, "app", NOW + 1000))
 FORGED = sign_ticket(TicketKey(1, b"x" * 32, 0), ReadTicket(LEDGER, 0, LAST_ENTRY, "app", NOW + 1000))
@@ -97,7 +103,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def secured(files: Path, directory: Path, roles: BookieAccessSettings | None = None) -> AsyncIterator[Secured]:
     written: list[bytes] = []
     audit = AuditLog(written.append, ThreadWorker("audit"), lambda: NOW)
-    async with secured_bookie(files, directory, roles=roles, denials=Denials(audit)) as server:
+    tls = settings_of(files, crl=str(files / "crl.pem"))
+    async with secured_bookie(files, directory, tls, roles=roles, denials=Denials(audit)) as server:
         yield Secured(server, audit, written)
     await audit.aclose()
 
@@ -136,6 +143,51 @@ async def test_calls_on_the_grpc_port(files: Path, tmp_path: Path) -> None:
         await broker.aclose()
 
 
+async def test_a_revoked_certificate_on_the_grpc_port(files: Path, tmp_path: Path) -> None:
+    """gRPC accepts it in the handshake: each call is refused."""
+    async with secured(files, tmp_path) as bookie:
+        connection = GrpcConnection("b", f"{TLS_MARK}127.0.0.1:{bookie.server.port}", tls=tls_of(files, "revoked"))
+        calls = {"add": "Add", "fence": "Recover", "lac with ticket": "ReadLac", "scan with ticket": "Read"}
+        for call, operation in calls.items():
+            assert "the certificate was revoked by its CA" in await outcome_of(CALLS[call], connection), call
+            (line,) = await bookie.lines()
+            assert (line["operation"], line["role"], line["result"]) == (operation, "revoked", "denied")
+            assert "the certificate was revoked by its CA" in line["reason"]
+        await connection.aclose()
+
+
+async def test_calls_streams_and_scans_end_when_a_certificate_is_revoked(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cepheid_security.certificate_revocations.LOOK_S", 0.0)
+    monkeypatch.setattr("cepheid_bookie.grpc_server._CERTIFICATE_LOOKS_S", 0.02)
+    files = shutil.copytree(files, tmp_path / "files")
+    async with secured(files, tmp_path) as bookie:
+        connection = GrpcConnection("b", f"{TLS_MARK}127.0.0.1:{bookie.server.port}", tls=tls_of(files, "broker"))
+        source = OneAdd(10)
+        stream = connection.open_add_stream(source)  # type: ignore[arg-type]
+        stream.wake()
+        await wait_until(lambda: source.outcome is Status.OK)
+        asking = bookie.server._bookie.scan  # type: ignore[attr-defined]
+
+        def revoke_app(request: ReadRequest) -> Any:
+            Files(files).revoke("app")
+            return asking(request)
+
+        Files(files).revoke("broker")
+        await wait_until(lambda: isinstance(source.outcome, BaseException))
+        assert "the certificate was revoked by its CA" in str(source.outcome)
+        assert "the certificate was revoked by its CA" in await outcome_of(CALLS["lac"], connection)
+        assert len(await bookie.lines(2)) == 2
+        monkeypatch.setattr(bookie.server._bookie, "scan", revoke_app)
+        assert (await _scan(bookie, Files(files).client("app"))).startswith("closed")
+        (line,) = await bookie.lines()
+        assert (line["operation"], line["role"], line["object"]) == ("Scan", "app", f"ledger {LEDGER}")
+        assert "the certificate was revoked by its CA" in line["reason"]
+        await stream.aclose()
+        await connection.aclose()
+
+
 async def test_old_versions_of_tls_and_weak_ciphers_on_the_grpc_port(files: Path, tmp_path: Path) -> None:
     """gRPC has a TLS library of its own, with no setting for either."""
     weak = Files(files).client("app")
@@ -146,18 +198,48 @@ async def test_old_versions_of_tls_and_weak_ciphers_on_the_grpc_port(files: Path
     for context in (weak, good, Files(files).client("app"), Files(files).old()):
         context.set_alpn_protocols(["h2"])
     async with secured(files, tmp_path) as bookie:
-
-        async def shaken(context: ssl.SSLContext) -> str | None:
-            _, writer = await asyncio.open_connection("127.0.0.1", bookie.server.port, ssl=context, server_hostname="localhost")
-            writer.close()
-            version: str | None = writer.get_extra_info("ssl_object").version()
-            return version
-
         for context in (Files(files).old(), weak):
             with pytest.raises((ssl.SSLError, ConnectionError)):
-                await shaken(context)
-        assert await shaken(good) == "TLSv1.2"
-        assert await shaken(Files(files).client("app")) == "TLSv1.3"
+                await _shaken(bookie.server.port, context)
+        assert await _shaken(bookie.server.port, good) == "TLSv1.2"
+        assert await _shaken(bookie.server.port, Files(files).client("app")) == "TLSv1.3"
+
+
+async def _shaken(port: int, context: ssl.SSLContext) -> str | None:
+    """Return the version of TLS that the port speaks with a client."""
+    _, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
+    writer.close()
+    version: str | None = writer.get_extra_info("ssl_object").version()
+    return version
+
+
+def test_the_grpc_port_without_tls_1_2(files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cipher of TLS 1.2 that needs an RSA key leaves a bookie with an EC key only TLS 1.3. gRPC reads the variable once."""
+    monkeypatch.setenv("GRPC_SSL_CIPHER_SUITES", "ECDHE-RSA-AES128-GCM-SHA256")
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        assert process.submit(_versions_of_tls, files, tmp_path).result() == ["refused", "TLSv1.3", "OK"]
+
+
+def _versions_of_tls(files: Path, directory: Path) -> list[str]:
+    """Return what becomes of a client with TLS 1.2 at most, of one with TLS 1.3, and of a broker."""
+
+    async def scenario() -> list[str]:
+        old, new = (Files(files).client("app") for _ in range(2))
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        found: list[str] = []
+        async with secured(files, directory) as bookie:
+            for context in (old, new):
+                context.set_alpn_protocols(["h2"])
+                try:
+                    found.append(str(await _shaken(bookie.server.port, context)))
+                except (ssl.SSLError, ConnectionError):
+                    found.append("refused")
+            broker = GrpcConnection("b", f"{TLS_MARK}127.0.0.1:{bookie.server.port}", tls=tls_of(files, "broker"))
+            found.append(await outcome_of(CALLS["add"], broker))
+            await broker.aclose()
+        return found
+
+    return asyncio.run(scenario())
 
 
 @pytest.mark.parametrize("case", ["no certificate", "impostor", "expired", "future", "plain text"])
@@ -219,6 +301,9 @@ SCANS: dict[str, tuple[Callable[[Secured, Files], Awaitable[str]], str, str, str
     ),
     "a certificate that is not valid yet": (
         lambda b, f: _scan(b, f.client("future")), "closed|no TLS", "tls.handshake", "certificate",
+    ),
+    "a certificate that was revoked": (
+        lambda b, f: _scan(b, f.client("revoked")), "closed|no TLS", "tls.handshake", "revoked",
     ),
     "TLS 1.1": (lambda b, f: _scan(b, f.old()), "no TLS", "tls.handshake", "protocol"),
     "plain text": (lambda b, f: _scan(b, None), "closed", "tls.handshake", "does not speak TLS"),
@@ -299,6 +384,7 @@ HEALTH: dict[str, tuple[Callable[[int, Files], Awaitable[str]], str]] = {
     "a certificate of another CA": (lambda port, f: _get(port, f.client("impostor")), "certificate"),
     "a certificate that has expired": (lambda port, f: _get(port, f.client("expired")), "certificate"),
     "a certificate that is not valid yet": (lambda port, f: _get(port, f.client("future")), "certificate"),
+    "a certificate that was revoked": (lambda port, f: _get(port, f.client("revoked")), "revoked"),
     "TLS 1.1": (lambda port, f: _get(port, f.old()), "protocol"),
     "plain text": (lambda port, f: _get(port, None), "does not speak TLS, and this port has nothing else; ask for https://"),
 }
@@ -328,7 +414,7 @@ async def test_connections_to_the_health_port(files: Path) -> None:
         "127.0.0.1",
         0,
         {"/metrics": lambda: Page("metrics\n")},
-        tls=health_context(settings_of(files)),
+        tls=health_context(settings_of(files, crl=str(files / "crl.pem"))),
         on_refused=lambda peer, reason: refused.append((peer, reason)),
     )
     await server.start()

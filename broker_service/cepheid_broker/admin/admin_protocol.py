@@ -9,6 +9,7 @@ Rule: a connection that waits for its client always has a timer. uvicorn alone h
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -22,6 +23,7 @@ from cepheid_broker.admin.authentication import CERTIFICATE
 from cepheid_broker.admin.cross_site import PROBES, send_reason
 from cepheid_broker.settings import AdminSettings
 from cepheid_ports import host_port
+from cepheid_security.certificate_revocations import why_revoked
 from cepheid_security.connection_limits import ConnectionLimits
 from cepheid_security.handshakes import TLS_HELLO
 
@@ -83,7 +85,7 @@ class AdminProtocol(HttpToolsProtocol):
         if admission.limited_by is not None:
             self.app = ProbesOnly(self.app, admission.limited_by)
         if (tls := transport.get_extra_info("ssl_object")) is not None:
-            self.app = WithCertificate(self.app, tls.getpeercert() or {})
+            self.app = WithCertificate(self.app, tls, lambda reason: self._factory.on_refused(self._peer(), reason))
         self._wait(self._settings.header_timeout_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -191,11 +193,14 @@ class AdminProtocol(HttpToolsProtocol):
         self._limits.timed_out += 1
         self.transport.abort()
 
+    def _peer(self) -> str:
+        return host_port(*self.client) if self.client else ""
+
     def _refuse(self, status: HTTPStatus, reason: str) -> None:
         """Answer instead of the application, and close the connection."""
         if self.transport.is_closing():
             return
-        self._factory.on_refused(host_port(*self.client) if self.client else "", reason)
+        self._factory.on_refused(self._peer(), reason)
         if self._is_idle() or not self.cycle.response_started:
             body = b'{"reason": "%s"}' % reason.encode()
             head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
@@ -204,13 +209,22 @@ class AdminProtocol(HttpToolsProtocol):
 
 
 class WithCertificate:
-    """The application, with the certificate that the client of this connection has shown; {} for none."""
+    """The application, with the certificate that the client of this connection has shown; {} for none.
 
-    def __init__(self, app: ASGIApp, certificate: dict[str, object]) -> None:
+    A request is refused, and the connection closed, when the certificate was revoked since the handshake.
+    """
+
+    def __init__(self, app: ASGIApp, tls: ssl.SSLObject, on_refused: Callable[[str], None]) -> None:
         self._app = app
-        self._certificate = certificate
+        self._tls = tls
+        self._on_refused = on_refused
+        self._certificate = tls.getpeercert() or {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if (reason := why_revoked(self._tls)) is not None:
+            self._on_refused(reason)
+            await send_reason(_closing(send), HTTPStatus.UNAUTHORIZED, f"{reason}: connect again with a new one")
+            return
         await self._app({**scope, CERTIFICATE: self._certificate}, receive, send)
 
 
@@ -225,12 +239,17 @@ class ProbesOnly:
         if scope["raw_path"] not in PROBES:
             await send_reason(send, HTTPStatus.SERVICE_UNAVAILABLE, self._reason)
             return
-
-        async def send_and_close(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
-            await send(message)
-
         # Without credentials, so that passwords are checked on no more connections than the limits allow.
         headers = [header for header in scope["headers"] if header[0] != b"authorization"]
-        await self._app({**scope, "headers": headers}, receive, send_and_close)
+        await self._app({**scope, "headers": headers}, receive, _closing(send))
+
+
+def _closing(send: Send) -> Send:
+    """Return `send` for an answer that ends the connection."""
+
+    async def send_and_close(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message["headers"], (b"connection", b"close")]}
+        await send(message)
+
+    return send_and_close

@@ -10,6 +10,7 @@ from fastapi import APIRouter
 from cepheid_broker.admin.context import AdminContext
 from cepheid_metadata.process_reports import ProcessReport, running_bookies, running_brokers
 from cepheid_metadata.store import security_of
+from cepheid_security.certificate_revocations import revoked_certificates
 
 
 def security(context: AdminContext) -> APIRouter:
@@ -21,10 +22,14 @@ def security(context: AdminContext) -> APIRouter:
         what is wrong where this broker looks"""
         keys = None if context.tickets is None else context.tickets.problem
         plain = security_of(context.store).plain_problem if context.broker.settings.tls.enabled else None
+        tls = context.broker.settings.tls
+        lists = (
+            [] if tls.crl is None or tls.client_ca_file is None else revoked_certificates(tls.crl, tls.client_ca_file).problems()
+        )
         return {
             "brokers": _shown(await running_brokers(context.store)),
             "bookies": _shown(await running_bookies(context.store)),
-            "problems": [problem for problem in (keys, plain) if problem is not None],
+            "problems": [problem for problem in (keys, plain, *lists) if problem is not None],
         }
 
     return router
@@ -32,6 +37,12 @@ def security(context: AdminContext) -> APIRouter:
 
 def _shown(reports: Mapping[str, ProcessReport | None]) -> dict[str, dict[str, bool] | None]:
     return {
-        name: None if said is None else {**said.security.model_dump(), "zookeeper_tls": bool(said.zookeeper_tls)}
+        name: None
+        if said is None
+        else {
+            **said.security.model_dump(),
+            "zookeeper_tls": bool(said.zookeeper_tls),
+            "revocation_lists": bool(said.revocation_lists),
+        }
         for name, said in reports.items()
     }

@@ -22,6 +22,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+import ssl
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -45,6 +46,7 @@ from cepheid_ports import CepheidError, without_details
 from cepheid_security import AuthenticationError, Credentials, Principal, certificate_expires_at_ms, certificate_names
 from cepheid_security.audit import TLS_HANDSHAKE
 from cepheid_security.authorization import original_role_problem
+from cepheid_security.certificate_revocations import why_revoked
 from cepheid_security.connection_limits import Place
 from cepheid_security.handshakes import TLS_HELLO
 from cepheid_wire import (
@@ -138,6 +140,7 @@ class Connection(asyncio.Protocol):
         self.over_tls = False
         self._certificate_names: tuple[str, ...] = ()
         self._certificate_expires_at_ms: int | None = None
+        self._tls: ssl.SSLObject | None = None
         self._is_first = True  # only the first piece starts at a frame boundary
         self._left_to_http = False
         self._heard = False
@@ -173,7 +176,7 @@ class Connection(asyncio.Protocol):
         self.address, self.host = _host_port(peer), _host(peer)
         self.reached_host = _host(self._transport.get_extra_info("sockname"))
         tls = self._transport.get_extra_info("ssl_object")
-        self.over_tls = tls is not None
+        self.over_tls, self._tls = tls is not None, tls
         if tls is not None:
             certificate = tls.getpeercert()
             self._certificate_names = certificate_names(certificate, self._services.settings.authentication.certificate_role)
@@ -418,8 +421,11 @@ class Connection(asyncio.Protocol):
         await self._watches.look_again(tenant)
 
     def end_if_revoked(self) -> None:
-        """Close the connection when the token that it showed was revoked."""
+        """Close the connection when the token or the certificate that it showed was revoked."""
         authenticator = self._services.authenticator
+        if (reason := why_revoked(self._tls)) is not None:
+            self._refuse_credentials(AuthenticationError(f"{reason}: connect again with a new one"))
+            return
         if authenticator is None or self.principal is None:
             return
         try:

@@ -202,7 +202,7 @@ class Listener:
             await self._acceptor.aclose()
 
     def end_revoked(self) -> None:
-        """Close connections whose token was revoked."""
+        """Close connections whose token or certificate was revoked."""
         for connection in list(self.connections):
             connection.end_if_revoked()
 

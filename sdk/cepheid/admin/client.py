@@ -55,10 +55,11 @@ def connect(
     tls_certificate_file: str | None = None,
     tls_key_file: str | None = None,
     tls_check_hostname: bool = True,
+    tls_crl: str | None = None,
 ) -> Admin:
     """Return the admin API at `url`: http://HOST:PORT[,HOST:PORT…] or https://; the first that accepts a connection is used.
 
     It connects when a call is made. Credentials and TLS are as in `cepheid.connect`. Raises UsageError.
     """
-    security = Security(token, password, tls_ca_file, tls_certificate_file, tls_key_file, tls_check_hostname)
+    security = Security(token, password, tls_ca_file, tls_certificate_file, tls_key_file, tls_check_hostname, tls_crl)
     return Admin(url, security, request_timeout_s=request_timeout_s)

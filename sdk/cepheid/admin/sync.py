@@ -61,10 +61,11 @@ def connect(
     tls_certificate_file: str | None = None,
     tls_key_file: str | None = None,
     tls_check_hostname: bool = True,
+    tls_crl: str | None = None,
 ) -> Admin:
     """Return the admin API at `url`, for blocking calls; arguments as in `cepheid.admin.connect`. Raises UsageError.
 
     `request_timeout_s` limits connecting, and each wait for bytes from the broker.
     """
-    security = Security(token, password, tls_ca_file, tls_certificate_file, tls_key_file, tls_check_hostname)
+    security = Security(token, password, tls_ca_file, tls_certificate_file, tls_key_file, tls_check_hostname, tls_crl)
     return Admin(url, security, request_timeout_s=request_timeout_s)

@@ -1,0 +1,197 @@
+"""Revocation lists: which ones count, what they do to a handshake on either side, and how they are exchanged."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+import socket
+import ssl
+import threading
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.serialization import Encoding
+
+from cepheid_bookie.access import OPEN_ACCESS
+from cepheid_bookie.secured_ports import secured_ports
+from cepheid_broker.standalone import StandaloneSettings
+from cepheid_security import ClientTls, SecurityConfigurationError, ServerTls, client_context
+from cepheid_security.authority import Authority
+from cepheid_security.certificate_revocations import RevokedCertificates
+from tests.security.test_passwords_and_tls import handshake
+
+NOW = datetime.datetime.now(datetime.UTC)
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A CA with a list that revokes `leaver` and the server's certificate `stolen`."""
+    authority = Authority(tmp_path, NOW)
+    for name in ("server", "stolen"):
+        authority.issue(name, hosts=("localhost",), for_servers=True)
+    for name in ("client", "leaver"):
+        authority.issue(name, for_servers=False)
+    authority.ensure_revocation_list()
+    for name in ("leaver", "stolen"):
+        authority.revoke(name)
+    return tmp_path
+
+
+def lists(directory: Path, path: Path | None = None) -> RevokedCertificates:
+    return RevokedCertificates(str(path or directory / "crl.pem"), str(directory / "ca.pem"))
+
+
+def is_revoked(revoked: RevokedCertificates, directory: Path, name: str) -> bool:
+    return revoked.why_revoked((directory / f"{name}.pem").read_bytes()) is not None
+
+
+def server_context(directory: Path, name: str = "server") -> ssl.SSLContext:
+    files = (str(directory / f"{name}.pem"), str(directory / f"{name}-key.pem"))
+    crl = str(directory / "crl.pem")
+    return ServerTls(*files, client_ca_file=str(directory / "ca.pem"), client_certificates="optional", crl=crl).context
+
+
+def client_tls(directory: Path, name: str) -> ClientTls:
+    return ClientTls(*(str(directory / each) for each in ("ca.pem", f"{name}.pem", f"{name}-key.pem", "crl.pem")))
+
+
+async def test_a_server_refuses_a_revoked_client(directory: Path) -> None:
+    assert await handshake(server_context(directory), client_tls(directory, "client").context()) == ("client",)
+    leaver = client_tls(directory, "leaver")
+    with pytest.raises(ssl.SSLCertVerificationError, match="the certificate was revoked by its CA"):
+        shake_hands(server_context(directory), leaver.context())
+
+
+def shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+    """Do a handshake in memory. A server with TLS 1.3 decides about a client that has finished its part."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        client.wrap_bio(to_client, to_server, server_hostname="localhost"),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    while sides:
+        try:
+            sides[0].do_handshake()
+            sides.pop(0)
+        except ssl.SSLWantReadError:
+            sides.reverse()
+
+
+async def test_a_client_refuses_a_revoked_server(directory: Path) -> None:
+    context = client_tls(directory, "client").context()
+    with pytest.raises(ssl.SSLCertVerificationError, match="the certificate was revoked by its CA"):
+        await handshake(server_context(directory, "stolen"), context)
+    unaware = client_context(ca_file=str(directory / "ca.pem"))
+    assert await handshake(server_context(directory, "stolen"), unaware) == ()
+
+
+def test_a_blocking_client_refuses_a_revoked_server(directory: Path) -> None:
+    listener = socket.create_server(("localhost", 0))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        try:
+            server_context(directory, "stolen").wrap_socket(connection, server_side=True).close()
+        except OSError:
+            connection.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    url = f"https://localhost:{listener.getsockname()[1]}/"
+    with pytest.raises(urllib.error.URLError, match="the certificate was revoked by its CA"):
+        urllib.request.urlopen(url, context=client_tls(directory, "client").context(), timeout=10)
+    thread.join()
+    listener.close()
+
+
+def test_lists_of_a_folder_add_up_and_may_be_binary(directory: Path) -> None:
+    folder = directory / "crls"
+    folder.mkdir()
+    (folder / "first.pem").write_bytes((directory / "crl.pem").read_bytes())
+    second = directory / "second"
+    second.mkdir()
+    for name in ("ca.pem", "ca-key.pem", "client.pem", "client-key.pem"):
+        (second / name).write_bytes((directory / name).read_bytes())
+    Authority(second, NOW).revoke("client")
+    parsed = x509.load_pem_x509_crl((second / "crl.pem").read_bytes())
+    (folder / "second.crl").write_bytes(parsed.public_bytes(Encoding.DER))
+    revoked = lists(directory, folder)
+    assert [is_revoked(revoked, directory, name) for name in ("client", "leaver", "server")] == [True, True, False]
+
+
+def test_a_list_past_its_next_update_stays_in_force_with_a_warning(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("leaver", "crl"):
+        (directory / f"{name}.pem").rename(directory / f"{name}.old")
+    (directory / "leaver.old").rename(directory / "leaver.pem")
+    Authority(directory, NOW - datetime.timedelta(days=500)).revoke("leaver")
+    revoked = lists(directory)
+    assert [is_revoked(revoked, directory, name) for name in ("leaver", "client")] == [True, False]
+    (problem,) = revoked.problems()
+    assert "was to be replaced by" in problem
+    assert [record.__dict__["problem"] for record in caplog.records if record.message == "tls.crl_not_current"] == [problem]
+    Authority(directory, NOW).ensure_revocation_list()
+    revoked.reload_if_changed()
+    assert revoked.problems() == []
+    assert is_revoked(revoked, directory, "leaver"), "a new list keeps what the old one has"
+
+
+def test_a_list_of_another_ca_revokes_nothing(directory: Path) -> None:
+    other = directory / "other"
+    other.mkdir()
+    stranger = Authority(other, NOW)
+    stranger.revoke("1F")
+    with pytest.raises(SecurityConfigurationError, match="does not have the signature of that CA"):
+        lists(directory, other / "crl.pem")  # the name of the CA is the same
+    renamed = directory / "renamed"
+    renamed.mkdir()
+    Authority(renamed, NOW).rotate("trust")
+    Authority(renamed, NOW).rotate("sign")
+    Authority(renamed, NOW).rotate("finish")
+    revoked = lists(directory, renamed / "crl.pem")
+    assert not is_revoked(revoked, directory, "leaver")
+    (problem,) = revoked.problems()
+    assert "has no revocation list of a CA in" in problem
+
+
+def test_a_file_that_cannot_be_used_leaves_the_earlier_list_in_force(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    revoked, good = lists(directory), (directory / "crl.pem").read_bytes()
+    for bad in (b"", good[:200] + b"\n-----END X509 CRL-----\n", None):
+        if bad is None:
+            (directory / "crl.pem").unlink()
+        else:
+            (directory / "new").write_bytes(bad)
+            os.replace(directory / "new", directory / "crl.pem")
+        caplog.clear()
+        for _ in range(2):
+            revoked.reload_if_changed()
+        assert [record.message for record in caplog.records if record.levelno >= logging.WARNING] == ["tls.crl_not_reloaded"]
+        assert is_revoked(revoked, directory, "leaver")
+    for missing in ("none", "leaver.pem"):
+        with pytest.raises(SecurityConfigurationError, match=r"cannot be read|has no revocation list"):
+            lists(directory, directory / missing)
+
+
+def test_the_bookies_of_a_standalone_process_have_the_lists_of_its_broker(directory: Path) -> None:
+    names = {"certificate_file": "server.pem", "key_file": "server-key.pem", "client_ca_file": "ca.pem", "crl": "crl.pem"}
+    tls = {name: str(directory / file) for name, file in names.items()}
+    settings = StandaloneSettings(data_dir=directory, tls=tls)  # type: ignore[arg-type]
+    ports = secured_ports(settings.bookie_tls, OPEN_ACCESS)
+    assert ports.revoked is not None
+    assert is_revoked(ports.revoked, directory, "leaver")
+
+
+def test_lists_need_a_ca(directory: Path) -> None:
+    with pytest.raises(SecurityConfigurationError, match="need ca_file"):
+        client_context(crl=str(directory / "crl.pem"))
+
+
+def test_openssl_takes_the_list_of_the_own_ca(directory: Path) -> None:
+    """Other servers and clients check it themselves."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(directory / "ca.pem")
+    context.load_verify_locations(directory / "crl.pem")
+    assert context.cert_store_stats() == {"x509": 1, "crl": 1, "x509_ca": 1}
