@@ -26,6 +26,7 @@ from __future__ import annotations
 import errno
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from cepheid_bookie.disk import Disk, DiskFile
@@ -72,7 +73,8 @@ class JournalSpaceError(BookieError):
 class SpareSegments:
     """Segments that the log mark has passed, to be written again (rule 6).
 
-    The flush thread adds them, the journal's thread takes them. A segment belongs to the thread that took its name from the deque.
+    The flush thread adds them, the journal's thread takes them, and a third thread deletes them when the disk is low. A segment
+    belongs to the thread that took its name from the deque.
     """
 
     def __init__(self, disk: Disk, *, limit: int, segment_bytes: int) -> None:
@@ -108,10 +110,11 @@ class SpareSegments:
 
     def take(self) -> str | None:
         """Return the path of a spare segment that belongs to the caller from now on, None if there is none."""
-        while self._paths:
-            path = self._paths.popleft()
-            if self._disk.exists(path):  # an operator may have made room by hand
-                return path
+        with suppress(IndexError):  # another thread takes them, too
+            while True:
+                path = self._paths.popleft()
+                if self._disk.exists(path):  # an operator may have made room by hand
+                    return path
         return None
 
     def drop(self) -> None:
