@@ -38,7 +38,7 @@ from cepheid_bookie.errors import CookieError, IndexCorruptError
 from cepheid_bookie.fail_stop import FailStopWorker
 from cepheid_bookie.journal import Journal
 from cepheid_bookie.journal_format import FORMAT_VERSION
-from cepheid_bookie.journal_writer import JournalSpaceError, JournalWriter
+from cepheid_bookie.journal_writer import JournalSpaceError, JournalWriter, SpareSegments
 from cepheid_bookie.lac_waits import LacWaits
 from cepheid_bookie.ledger_access import LedgerAccess
 from cepheid_bookie.ledger_deletion import HeldCopy, LedgerDeletion
@@ -183,6 +183,9 @@ class Bookie:
         self._open_reads = 0
         self._connections: dict[LocalConnection, None] = {}
         start = mark.current
+        self._spares = SpareSegments(
+            directories.journal, limit=settings.journal_spare_segments, segment_bytes=settings.journal_segment_bytes
+        )
         writer = JournalWriter(
             directories.journal,
             start,
@@ -190,6 +193,7 @@ class Bookie:
             new_nonce=lambda: new_nonce(ports),
             format_version=journal_format,
             save_first_mark=None if mark.exists else mark.save,
+            spares=self._spares,
         )
         compaction_pace = BackgroundPace(settings.background_floor_bytes_s)
         self._pace = BackgroundPace(settings.background_floor_bytes_s, beside=compaction_pace)
@@ -203,7 +207,7 @@ class Bookie:
         )
         self._space = DiskSpace(directories.journal, directories.data, workers.look, settings, self._on_space, self._on_looked)
         self._checkpointer = Checkpointer(
-            FlushStore(logs, directories.index, mark, directories.journal),
+            FlushStore(logs, directories.index, mark, directories.journal, self._spares),
             self._watched[1],
             self._journal,
             cache,
@@ -533,6 +537,9 @@ class Bookie:
             self.on_writable(not self._space.read_only)
 
     def _on_looked(self) -> None:
+        self._spares.keeps = self._space.has_room_to_spare(self._spares.most_bytes, kept=self._spares.keeps)
+        if self._spares and not self._spares.keeps:
+            self._workers.look.submit(self._spares.drop, lambda *_: None)  # what is left of them is deleted by the next start
         if self._space.journal.short:
             self._checkpointer.release_journal()
         if self._space.data_short:

@@ -7,7 +7,7 @@
     C5 ledger records into the index, synced    ┘
        release the half: what it held can be found in the index
     C6 save M (synced, renamed, directory synced)
-    C7 delete journal segments wholly below the older of the two saved marks
+    C7 delete journal segments wholly below the older of the two saved marks, or keep them as spare ones (journal_writer.py, rule 6)
 
 Rule 1: M is taken before the swap and never again: what is admitted later is in the other half, and above M or without an answer.
 Rule 2: an empty cache is no empty checkpoint: fences and LACs are dirty records, and written before M is saved.
@@ -30,7 +30,7 @@ from cepheid_bookie.entry_log import EntryLogWriter
 from cepheid_bookie.journal import Journal
 from cepheid_bookie.journal_format import parse_segment_name, segment_path
 from cepheid_bookie.journal_mark import MarkFile
-from cepheid_bookie.journal_writer import JournalPosition
+from cepheid_bookie.journal_writer import JournalPosition, SpareSegments
 from cepheid_bookie.ledger_record import LedgerRecord
 from cepheid_bookie.ledger_table import LedgerTable
 from cepheid_bookie.settings import StorageSettings
@@ -43,11 +43,14 @@ log = logging.getLogger(__name__)
 class FlushStore:
     """The blocking steps. Runs in the flush thread only (and in replay, before the bookie serves)."""
 
-    def __init__(self, logs: EntryLogWriter, index: BlockIndex, mark: MarkFile, journal_disk: Disk) -> None:
+    def __init__(
+        self, logs: EntryLogWriter, index: BlockIndex, mark: MarkFile, journal_disk: Disk, spares: SpareSegments | None = None
+    ) -> None:
         self._logs = logs
         self._index = index
         self._mark = mark
         self._journal_disk = journal_disk
+        self._spares = spares
         self._unindexed: tuple[Half, list[BlockRef]] | None = None  # in the log, and refused by the index
 
     def flush(self, half: Half, records: Mapping[int, LedgerRecord]) -> None:
@@ -78,7 +81,9 @@ class FlushStore:
         self._mark.save(mark)
         for name in self._journal_disk.listdir("journal"):
             segment_id = parse_segment_name(name)
-            if segment_id is not None and segment_id < self._mark.older.segment_id:
+            if segment_id is None or segment_id >= self._mark.older.segment_id:
+                continue
+            if self._spares is None or not self._spares.add(segment_id):
                 self._journal_disk.unlink(segment_path(segment_id))
 
 

@@ -147,6 +147,17 @@ class DiskSpace:
             del low[1:]
         return " and ".join(low)
 
+    def has_room_to_spare(self, size_bytes: int, *, kept: bool) -> bool:
+        """Return whether the journal disk has room for files that are not needed, and take `size_bytes` if they are there.
+
+        They are given up as soon as the disk is low (`kept`), and are there again only when it would not be low with them.
+        """
+        levels = (self.journal, self.data) if self._shared else (self.journal,)
+        if self.full or any(level.low for level in levels):
+            return False
+        margin_bytes = self._settings.space_margin_bytes
+        return kept or all(level.free_bytes >= level.warn_bytes + margin_bytes + size_bytes for level in levels)
+
     def look_now(self) -> None:
         """Check the disks now, blocking."""
         self._take(self._look())

@@ -1,6 +1,7 @@
 """Bytes of the journal. Little-endian; every batch starts at a multiple of 4096, so that no synced sector is ever written again.
 
     segment file  = segment header │ batch │ batch │ …                  │ zeros (preallocated)
+                    segment header │ batch │ batch │ …  │ zeros (64 KiB or more) │ remains of an earlier life
     batch         = batch header │ record │ record │ … │ end marker │ zeros up to the next multiple of 4096
 
 Segment header, 60 bytes at offset 0 (the first batch is at 4096):
@@ -17,6 +18,9 @@ Older releases wrote zeros from byte 48 on, and no end markers, with format vers
 release writes as format 1. Only a segment that tells its size can prove damage at its end (`journal_tail.py`). One of format 2
 always does, and zeros there are damage. Older releases refuse it; it is written once the cluster's upgrade was finished
 (cepheid_metadata/upgrade.py).
+
+The second form is a recycled segment (`journal_writer.py`, rule 6). It needs no format version: zeros follow the last batch in both
+forms, and every release tells the batches of an earlier life by their segment id and nonce.
 
 Batch header, 48 bytes:
     0   4  magic "CPB1"

@@ -1,6 +1,6 @@
 """Whether the last batch of a journal was cut by a crash or damaged after its sync: a decision about bytes, without I/O.
 
-    before the write    zeros                                  (preallocated and synced; remains are overwritten, journal_writer.py)
+    before the write    zeros      (preallocated or written ahead, and synced; remains are overwritten, journal_writer.py)
     after a power loss  each sector of 512 bytes is as written, or zeros
     after the end of the process alone   the batch up to some byte, zeros from there on
     overwritten remains zeros up to some byte of them

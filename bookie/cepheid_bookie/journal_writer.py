@@ -2,6 +2,7 @@
 
     write_batch ──► [roll] ──► pwritev at an aligned offset ──► sync ──► position
     roll: create under another name, preallocate, sync ──► header with the size, sync ──► rename, sync_dir
+    roll with a spare segment: rename to that other name ──► header, zeros ahead, sync ──► rename, sync_dir
 
 Rule 1: one batch is in flight. A batch is written only after the one before was synced, so a damaged batch that has a later one
 behind it was synced once (`journal_replay.py` relies on it).
@@ -13,12 +14,19 @@ was damaged; what a crash leaves of a roll has no such name, and nothing in it w
 Rule 4: a batch never makes its segment longer: what a file grew by may read as anything after a power loss.
 Rule 5: a log mark is durable before the first batch of a bookie's life. It points to the start of the first segment. Without it, a
 start that finds no journal cannot tell whether one was lost.
+Rule 6: a spare segment is one that the log mark has passed. Syncs into it need not write the file system's metadata, as all its
+blocks were written before. It is full of old batches, so zeros are written ahead of the end: each batch is written where zeros were
+synced, and so was the block after it. A crash leaves at the end of the journal what it leaves in a preallocated segment
+(`journal_tail.py`), and old batches lie beyond. They have another segment id, another nonce, and lower sequences.
+Rule 7: spare segments do not outlive the process. A start deletes them, and what a roll left that was cut by a crash.
 """
 
 from __future__ import annotations
 
 import errno
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from cepheid_bookie.disk import Disk, DiskFile
@@ -39,6 +47,12 @@ from cepheid_rpc import Buffer
 
 _PADDING = END_MARKER + bytes(ALIGNMENT)
 _UNNAMED = ".new"
+_SPARE = ".spare"
+_ZEROED_BYTES = 64 << 10
+"""What is zeros ahead of the end of a recycled segment, at least, unless the segment is small."""
+_PARTS_OF_SEGMENT = 16  # of which one may be zeros ahead
+_LARGE_BATCH_BYTES = 64 << 10
+"""Mean size of batches from which a preallocated segment is better: with zeros ahead, every byte is written twice."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -56,16 +70,84 @@ class JournalSpaceError(BookieError):
     hint = "free space on the journal's disk; nothing acknowledged is lost, and adds succeed again when there is room"
 
 
-def create_segment(disk: Disk, header: SegmentHeader) -> DiskFile:
-    """Create a segment, durable with its name (rule 3). Raises JournalSpaceError, having left nothing, or OSError."""
+class SpareSegments:
+    """Segments that the log mark has passed, to be written again (rule 6).
+
+    The flush thread adds them, the journal's thread takes them, and a third thread deletes them when the disk is low. A segment
+    belongs to the thread that took its name from the deque.
+    """
+
+    def __init__(self, disk: Disk, *, limit: int, segment_bytes: int) -> None:
+        self._disk = disk
+        self._limit = limit
+        self._segment_bytes = segment_bytes
+        self._paths: deque[str] = deque()
+        self.keeps = True  # False: the disk has no room to spare
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    @property
+    def most_bytes(self) -> int:
+        """Return how many bytes all spare segments take at most."""
+        return self._limit * self._segment_bytes
+
+    def add(self, segment_id: int) -> bool:
+        """Keep a segment. Return False if it is not kept, and is to be deleted."""
+        if not self.keeps or len(self._paths) >= self._limit:
+            return False
+        path = segment_path(segment_id)
+        file = self._disk.open(path)
+        try:
+            if file.size() != self._segment_bytes:
+                return False
+        finally:
+            file.close()
+        spare = path + _SPARE
+        self._disk.rename(path, spare)
+        self._paths.append(spare)
+        return True
+
+    def take(self) -> str | None:
+        """Return the path of a spare segment that belongs to the caller from now on, None if there is none."""
+        with suppress(IndexError):  # another thread takes them, too
+            while True:
+                path = self._paths.popleft()
+                if self._disk.exists(path):  # an operator may have made room by hand
+                    return path
+        return None
+
+    def drop(self) -> None:
+        """Delete all spare segments."""
+        while (path := self.take()) is not None:
+            self._disk.unlink(path)
+
+
+def delete_unused_segments(disk: Disk) -> None:
+    """Delete what is not part of the journal: spare segments, and what a crash left of a roll (rule 7)."""
+    for name in disk.listdir("journal"):
+        if name.endswith((_SPARE, _UNNAMED)):
+            disk.unlink(f"journal/{name}")
+
+
+def create_segment(disk: Disk, header: SegmentHeader, spare: str | None = None, zeroed_bytes: int = 0) -> DiskFile:
+    """Create a segment, durable with its name (rule 3), of a spare segment if one is given: with zeros up to `zeroed_bytes`.
+
+    Raises JournalSpaceError, having left nothing, or OSError.
+    """
     path = segment_path(header.segment_id)
     file: DiskFile | None = None
     try:
-        file = disk.open(path + _UNNAMED, create=True)
-        file.truncate(0)  # what an earlier attempt left
-        file.preallocate(header.size_bytes)
-        file.sync()
-        file.pwrite(encode_segment_header(header), 0)
+        if spare is None:
+            file = disk.open(path + _UNNAMED, create=True)
+            file.truncate(0)  # what an earlier attempt left
+            file.preallocate(header.size_bytes)
+            file.sync()
+            file.pwrite(encode_segment_header(header), 0)
+        else:
+            disk.rename(spare, path + _UNNAMED)
+            file = disk.open(path + _UNNAMED)
+            file.pwrite(encode_segment_header(header).ljust(zeroed_bytes, b"\0"), 0)
         file.sync()
     except OSError as error:
         if file is not None:
@@ -91,6 +173,7 @@ class JournalWriter:
         new_nonce: Callable[[], bytes],
         format_version: int = FORMAT_VERSION,
         save_first_mark: Callable[[JournalPosition], None] | None = None,
+        spares: SpareSegments | None = None,
     ) -> None:
         """`save_first_mark` is called once before the first batch is written (rule 5); None: there is a mark already."""
         self._disk = disk
@@ -98,10 +181,14 @@ class JournalWriter:
         self._new_nonce = new_nonce
         self._format_version = format_version
         self._save_first_mark = save_first_mark
+        self._spares = spares
+        self._ahead_bytes = max(ALIGNMENT, min(_ZEROED_BYTES, align(segment_bytes // _PARTS_OF_SEGMENT)))
         self._segment_id = start.segment_id
         self._sequence = start.sequence
         self._offset = 0
         self._size_bytes = 0  # of the segment
+        self._zeroed_to = 0  # from `_offset` up to here the segment is zeros, and synced
+        self._batches = 0  # in the segment
         self._remains_bytes = 0  # of batches that a full disk refused, from `_offset` on
         self._file: DiskFile | None = None
         self._nonce = b""
@@ -122,8 +209,12 @@ class JournalWriter:
         try:
             if self._remains_bytes:
                 self._overwrite_remains(self._file)
+            if self._zeroed_to < min(self._offset + total + ALIGNMENT, self._size_bytes):
+                self._zeroed_to = self._zero_ahead(self._file, total)  # larger than the batches before it
+                self._file.sync()
             self._remains_bytes = total
             self._file.pwritev([header, *parts, padding], self._offset)
+            zeroed_to = self._zero_ahead(self._file, total)
         except OSError as error:
             if error.errno == errno.ENOSPC:
                 raise JournalSpaceError(f"journal segment {self._segment_id:016x} cannot grow: {error}") from error
@@ -131,6 +222,8 @@ class JournalWriter:
         self._file.sync()
         self._remains_bytes = 0
         self._offset += total
+        self._zeroed_to = zeroed_to
+        self._batches += 1
         self._sequence += 1
         return JournalPosition(self._sequence, self._segment_id, self._offset)
 
@@ -153,10 +246,28 @@ class JournalWriter:
         file.pwrite(bytes(self._remains_bytes), self._offset)
         file.sync()
 
+    def _zero_ahead(self, file: DiskFile, batch_bytes: int) -> int:
+        """Write zeros behind a batch unless there are enough. Return up to where there are zeros once the file is synced."""
+        end, ahead_bytes = self._offset + batch_bytes, max(self._ahead_bytes, batch_bytes)
+        if self._zeroed_to >= min(end + ahead_bytes, self._size_bytes):
+            return self._zeroed_to
+        zeroed_to = min(end + 2 * ahead_bytes, self._size_bytes)
+        file.pwrite(bytes(zeroed_to - self._zeroed_to), self._zeroed_to)
+        return zeroed_to
+
     def _roll(self, first_batch_bytes: int) -> None:
         size_bytes = max(self._segment_bytes, ALIGNMENT + first_batch_bytes)
         header = SegmentHeader(self._segment_id + 1, self._sequence, self._new_nonce(), size_bytes, self._format_version)
-        file = create_segment(self._disk, header)
+        spare, zeroed_to = self._spare(first_batch_bytes), size_bytes
+        if spare is not None:
+            zeroed_to = min(ALIGNMENT + max(2 * self._ahead_bytes, first_batch_bytes + ALIGNMENT), size_bytes)
+        file = create_segment(self._disk, header, spare, zeroed_to)
         self.close()
         self._file, self._segment_id, self._nonce, self._offset = file, header.segment_id, header.nonce, ALIGNMENT
-        self._size_bytes, self._remains_bytes = size_bytes, 0
+        self._size_bytes, self._zeroed_to, self._batches, self._remains_bytes = size_bytes, zeroed_to, 0, 0
+
+    def _spare(self, first_batch_bytes: int) -> str | None:
+        """Return a spare segment that the next batches may go to."""
+        fits = ALIGNMENT + first_batch_bytes <= self._segment_bytes
+        small = self._offset - ALIGNMENT <= _LARGE_BATCH_BYTES * self._batches  # those of the segment before
+        return self._spares.take() if self._spares is not None and fits and small else None

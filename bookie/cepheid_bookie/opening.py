@@ -45,7 +45,7 @@ from cepheid_bookie.journal_format import ALIGNMENT, NONCE_BYTES, EntriesRecord,
 from cepheid_bookie.journal_mark import FILES as MARK_FILES
 from cepheid_bookie.journal_mark import MarkFile
 from cepheid_bookie.journal_replay import JournalReplay, ReplayReport, TailDamage
-from cepheid_bookie.journal_writer import JournalPosition, create_segment
+from cepheid_bookie.journal_writer import JournalPosition, create_segment, delete_unused_segments
 from cepheid_bookie.ledger_table import LISTED_AT_START, LedgerTable
 from cepheid_bookie.settings import StorageSettings
 from cepheid_bookie.watched_worker import WatchedWorker
@@ -441,6 +441,7 @@ def replay(
 ) -> ReplayReport:
     """Blocking. Afterwards everything the journal held is in entry log and index; the mark says so unless its end is damaged."""
     mark.load()
+    delete_unused_segments(directories.journal)
     ledgers.begin_listing(listed_at_start)
     store = FlushStore(logs, directories.index, mark, directories.journal)
     journal = JournalReplay(directories.journal, mark.current)

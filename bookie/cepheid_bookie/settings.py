@@ -17,6 +17,14 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
         le=4096 * MiB,
         description="Size of a journal file, allocated before it is written. Larger: fewer files, more disk space reserved.",
     )
+    journal_spare_segments: int = Field(
+        2,
+        ge=0,
+        le=64,
+        description="Journal files that are kept to be written again instead of being deleted, so that syncs of small batches "
+        "need not write the file system's metadata. Each takes `storage.journal_segment_bytes`. They are deleted while the disk is "
+        "low on space, and at a start. 0: none.",
+    )
     journal_batch_bytes: int = Field(
         8 * MiB,
         ge=4 * KiB,

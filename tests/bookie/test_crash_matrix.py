@@ -9,6 +9,7 @@
 | checkpoint, each step from C0 to C7 | `test_a_checkpoint_cut_at_each_step` |
 | the same in the flush of a start | `test_a_start_cut_anywhere_replays_again` |
 | new journal segment without a durable name | `test_a_new_journal_segment_…` |
+| journal segment made a spare one, and written again | `test_a_recycled_journal_segment_cut_at_each_step` |
 | no crash, but the journal's files are lost | `test_a_journal_that_is_lost_before_the_first_checkpoint_…` |
 | compaction, before and after the sync of the index | `test_a_compaction_cut_at_each_step` (`test_log_collection.py`) |
 | ledger deleted, its log not yet | `test_a_deleted_ledger_stays_deleted_or_is_deleted_again` |
@@ -240,6 +241,87 @@ async def test_a_full_data_disk_refuses_the_first_add_and_its_mark_is_saved_befo
     take_away(machine, *journal_files(machine))
     with pytest.raises(JournalMissingError):
         await machine.open()
+
+
+RECYCLED = "journal/0000000000000004.journal"
+
+
+async def fill_segments(bookie: Bookie, promises: Promises, first: int, segments: int) -> None:
+    """Batches of one block each; fifteen fill a segment."""
+    for entry_id in range(first, first + 15 * segments):
+        await promises.add(bookie, group_of(7, entry_id, size=100))
+
+
+@pytest.mark.parametrize(
+    ("operation", "path", "named"),
+    [
+        ("rename", "journal/0000000000000001.journal.spare", False),  # the mark has passed it
+        ("rename", RECYCLED + ".new", False),
+        ("pwrite", RECYCLED + ".new", False),  # its header, and zeros behind it
+        ("sync", RECYCLED + ".new", False),
+        ("rename", RECYCLED, False),
+        ("sync_dir", "journal", True),
+        ("pwritev", RECYCLED + ".new", True),  # the first batch, with old ones behind it; the disk knows the file as it was opened
+        ("pwrite", RECYCLED + ".new", True),  # zeros ahead
+        ("sync", RECYCLED + ".new", True),
+    ],
+)
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_recycled_journal_segment_cut_at_each_step(operation: str, path: str, named: bool, seed: int) -> None:
+    machine, promises = Machine(seed, small_settings(write_cache_bytes=1 << 20)), Promises()
+    bookie = await machine.open()
+
+    def on_operation(name: str, where: str) -> None:
+        if (name, where) == (operation, path) and machine.disk.exists(RECYCLED) == named:
+            machine.crash_at(0)
+            raise NodeCrashed
+
+    machine.disk.on_operation = on_operation
+
+    async def life() -> None:
+        await fill_segments(bookie, promises, 0, 2)
+        await bookie.checkpoint()
+        await promises.add(bookie, group_of(7, 30))
+        await bookie.checkpoint()
+        await fill_segments(bookie, promises, 31, 2)
+
+    living = asyncio.ensure_future(life())
+    await wait_until(lambda: machine.crashed.is_set() or living.done())
+    assert machine.crashed.is_set(), f"nothing does a {operation} of {path}"
+    living.cancel()
+    await asyncio.gather(living, return_exceptions=True)
+    for _ in range(2):
+        machine.restart(power_loss=seed != 3)
+        async with machine.bookie() as again:
+            await promises.check(again)
+            assert again.cookie.limbo_below == 0
+            assert all(file.endswith(".journal") for file in journal_files(machine))
+
+
+async def test_spare_journal_segments_are_deleted_when_the_disk_is_low_and_kept_again_when_there_is_room() -> None:
+    machine = Machine(settings=small_settings(write_cache_bytes=1 << 20, warn_free_journal_bytes=1 << 20, space_margin_bytes=0))
+    machine.disk.capacity_bytes = 4 << 20
+
+    def spares() -> int:
+        return sum(file.endswith(".spare") for file in journal_files(machine))
+
+    async def make_spares(first: int) -> None:
+        for part in range(3):
+            await fill_segments(bookie, promises, first + 30 * part, 2)
+            await bookie.checkpoint()
+
+    promises = Promises()
+    async with machine.bookie() as bookie:
+        await make_spares(0)
+        assert spares() == 2
+        machine.disk.capacity_bytes = machine.disk.used_bytes() + (1 << 20) - 1
+        await wait_until(lambda: not spares())
+        await make_spares(100)
+        assert spares() == 0
+        machine.disk.capacity_bytes = 4 << 20
+        await wait_until(lambda: bookie._spares.keeps)
+        await make_spares(200)
+        assert spares() == 2
 
 
 @pytest.mark.parametrize("by_read", [False, True])

@@ -12,8 +12,9 @@ from cepheid_bookie.errors import JournalCorruptError, JournalMissingError, Mark
 from cepheid_bookie.journal_format import ALIGNMENT, SegmentHeader, encode_segment_header, segment_path
 from cepheid_bookie.journal_mark import START, MarkFile
 from cepheid_bookie.journal_replay import JournalReplay, ReplayReport
+from cepheid_bookie.journal_scan import FoundRecord, SegmentScan
 from cepheid_bookie.journal_tail import SECTOR_BYTES
-from cepheid_bookie.journal_writer import JournalPosition, JournalSpaceError
+from cepheid_bookie.journal_writer import JournalPosition, JournalSpaceError, JournalWriter, SpareSegments
 from tests.bookie.bookie_support import KiB
 from tests.bookie.test_journal import new_disk, new_writer, replayed, write
 from tests.simulation.world.node import NodeCrashed
@@ -345,3 +346,145 @@ def test_a_mark_never_moves_back() -> None:
     mark.save(JournalPosition(5, 1, 4096))
     with pytest.raises(AssertionError):
         mark.save(JournalPosition(4, 1, 4096))
+
+
+class RecycledJournal:
+    """A journal whose mark follows the segments, so that they are written again. `acknowledged`: first entries above the mark."""
+
+    def __init__(self, seed: int, *, segment_bytes: int = 64 * KiB) -> None:
+        self.disk = new_disk(seed)
+        self.random = random.Random(seed)
+        self.spares = SpareSegments(self.disk, limit=2, segment_bytes=segment_bytes)
+        self.writer = JournalWriter(
+            self.disk, START, segment_bytes=segment_bytes, new_nonce=lambda: self.disk.random.randbytes(16), spares=self.spares
+        )
+        self.mark = self.end = START
+        self.acknowledged: list[int] = []
+        self.next = 0
+
+    def write(self, size: int) -> None:
+        first, self.next = self.next, self.next + 1
+        at = write(self.writer, first, size=size)
+        self.acknowledged.append(first)
+        old, self.end = self.end, at
+        if old.segment_id not in (0, at.segment_id):
+            self.mark, self.acknowledged = at, []
+            if not self.spares.add(old.segment_id):
+                self.disk.unlink(segment_path(old.segment_id))
+
+    def write_until(self, segment_id: int, sizes: tuple[int, ...] = (10, 10, 3_000, 9_000, 30_000)) -> None:
+        while self.end.segment_id < segment_id:
+            self.write(self.random.choice(sizes))
+
+    def write_over_old_batches(self) -> str:
+        """Return the path of a recycled segment that has a batch with an old one behind it."""
+        self.write_until(4, (10,))
+        self.write(5_000)
+        return segment_path(self.end.segment_id)
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_a_crash_in_a_recycled_segment_leaves_what_was_acknowledged_and_no_damage(seed: int) -> None:
+    journal = RecycledJournal(seed)
+    journal.write_until(3)
+    journal.disk.crash_at = journal.disk.operations + journal.random.randrange(150)
+    with contextlib.suppress(NodeCrashed):
+        journal.write_until(12)
+    disk = journal.disk.process_crash() if seed % 4 == 0 else journal.disk.power_loss()
+    found, report = replay_of(disk, journal.mark)
+    assert found in (journal.acknowledged, [*journal.acknowledged, journal.next - 1])
+    assert report.damage is None
+
+
+def test_old_batches_of_a_recycled_segment_are_on_the_disk_and_are_not_part_of_the_journal() -> None:
+    journal = RecycledJournal(1)
+    path = journal.write_over_old_batches()
+    content = journal.disk.durable_content(path)
+    assert any(content[start : start + 4] == b"CPB1" for start in range(journal.end.offset, len(content), ALIGNMENT))
+    assert not any(content[journal.end.offset : journal.end.offset + ALIGNMENT])
+    assert replay_of(journal.disk.power_loss(), journal.mark)[0] == journal.acknowledged
+    scan = SegmentScan(journal.disk.power_loss().open(path), journal.end.segment_id)
+    assert all(isinstance(item, FoundRecord) for item in scan.contents())
+
+
+@pytest.mark.parametrize("where", [20, 60, 2_000, 5_000])
+def test_a_flipped_bit_in_the_last_batch_of_a_recycled_segment_is_damage(where: int) -> None:
+    journal = RecycledJournal(1)
+    path = journal.write_over_old_batches()
+    journal.disk.flip_bit(path, journal.end.offset - 8 * KiB + where)
+    _, report = replay_of(journal.disk.power_loss(), journal.mark)
+    assert report.damage is not None
+
+
+def test_a_recycled_segment_that_lost_its_header_was_in_use_if_it_has_a_batch_of_its_own() -> None:
+    journal = RecycledJournal(1)
+    path = journal.write_over_old_batches()
+    journal.disk.flip_bit(path, 20)
+    with pytest.raises(JournalCorruptError, match="segment header"):
+        replay_of(journal.disk.power_loss(), journal.mark)
+
+
+def test_segments_are_written_again_unless_batches_are_large() -> None:
+    journal = RecycledJournal(1, segment_bytes=512 * KiB)
+    journal.write_until(4, (10,))
+    created: list[str] = []
+    journal.disk.on_operation = lambda operation, path: created.append(path) if operation == "create" else None
+    journal.write_until(7, (10,))
+    assert created == []
+    journal.write_until(9, (150 * KiB,))
+    assert len(created) == 2
+
+
+def test_spare_segments_are_of_one_size_bounded_and_can_be_dropped() -> None:
+    disk = new_disk()
+    for segment_id in range(1, 5):
+        segment_bytes = (128 if segment_id == 1 else 64) * KiB
+        write(new_writer(disk, JournalPosition(1, segment_id - 1, 0), segment_bytes), 0)
+    spares = SpareSegments(disk, limit=2, segment_bytes=64 * KiB)
+    assert [spares.add(segment_id) for segment_id in range(1, 5)] == [False, True, True, False]
+    spares.drop()
+    assert disk.listdir("journal") == ["0000000000000001.journal", "0000000000000004.journal"]
+    spares.keeps = False
+    assert not spares.add(4)
+
+
+def test_a_spare_segment_that_an_operator_deleted_is_not_missed() -> None:
+    journal = RecycledJournal(1)
+    journal.write_until(3, (10,))
+    for name in journal.disk.listdir("journal"):
+        if name.endswith(".spare"):
+            journal.disk.unlink(f"journal/{name}")
+    journal.write_until(4, (10,))
+    assert replay_of(journal.disk.power_loss(), journal.mark)[0] == journal.acknowledged
+
+
+def test_a_batch_that_does_not_fit_into_a_spare_segment_gets_one_of_its_own() -> None:
+    journal = RecycledJournal(1)
+    journal.write_until(4, (10,))
+    spares = {name for name in journal.disk.listdir("journal") if name.endswith(".spare")}
+    assert spares
+    journal.write(100 * KiB)
+    assert spares <= {*journal.disk.listdir("journal")}
+    found, report = replay_of(journal.disk.power_loss(), journal.mark)
+    assert (found, report.damage) == (journal.acknowledged, None)
+
+
+@pytest.mark.parametrize("same_nonce", [True, False])
+def test_a_whole_batch_of_another_life_of_the_segment_is_not_replayed(same_nonce: bool) -> None:
+    """Its sequence is the one that is expected, and either the segment's nonce or its id is."""
+    nonces = {True: b"n" * 16, False: b"o" * 16}
+    disks = []
+    for segment_id, nonce in ((1, nonces[True]), (2 if same_nonce else 1, nonces[same_nonce])):
+        disk = new_disk()
+        start = JournalPosition(1, segment_id - 1, 0)
+        writer = JournalWriter(disk, start, segment_bytes=64 * KiB, new_nonce=lambda nonce=nonce: nonce)
+        for first in range(2):
+            write(writer, 10 * segment_id + first)
+        disks.append((disk, writer, segment_path(segment_id)))
+    (disk, _, path), (other, writer, other_path) = disks
+    write(writer, 99)
+    old = other.durable_content(other_path)[ALIGNMENT + 2 * ALIGNMENT :][:ALIGNMENT]
+    file = disk.open(path)
+    file.pwrite(bytes(old), ALIGNMENT + 2 * ALIGNMENT)
+    file.sync()
+    assert replay_of(disk)[0] == [10, 11]

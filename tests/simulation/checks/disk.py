@@ -3,6 +3,7 @@
     rename mark.new ──► S6: all that was promised and is below it is in synced log and index
                         S7: it does not move back, and what it points into is durable
     unlink a segment ─► S7: both marks are above it       unlink a log ──► S9: no reference to it
+    or make it a spare
     now and then ─────► S9: every reference leads to a block with these entries, as they were sent
 
 The disk model is asked, and the index for what it has synced; the formats are read here once more, from their byte tables.
@@ -53,6 +54,8 @@ class DiskChecks:
             self.on_mark()
         elif operation == "unlink" and path.startswith("journal/"):
             self._check_segment(disks, index, path)
+        elif operation == "rename" and path.endswith(".spare"):
+            self._check_segment(disks, index, path.removesuffix(".spare"))
         elif operation == "unlink" and path.startswith("entrylog/"):
             self._check_log(index, path)
 
@@ -142,8 +145,8 @@ class DiskChecks:
 
     def _check_segment(self, disks: Sequence[SimDisk], index: Any, path: str) -> None:
         files = _files_of(disks)
-        if path.endswith(".new") or not _was_begun(files.get(path, b"")):
-            return  # it could not be made, and nothing was ever in it: batches come after it has its name
+        if not path.endswith(".journal") or not _was_begun(files.get(path, b"")):
+            return  # batches come after it has its name, and whether it may lose that to become a spare one was asked then
         marks, segment_id = _marks(files), _segment_id(path)
         if not marks and not index._synced.records:
             return  # a decommissioned one starts over, and its journal comes last; whether it may is S2
@@ -285,13 +288,15 @@ def _is_indexed(
 
 
 def _journal_above(mark: Mark, files: dict[str, bytearray]) -> list[bytearray]:
-    """What replay from this mark on would read."""
+    """What replay from this mark on would read. Behind the last batch of a segment there may be those of its earlier life."""
     parts = []
     for path, content in files.items():
-        if path.startswith("journal/"):
-            segment_id = _segment_id(path)
+        if path.startswith("journal/") and path.endswith(".journal") and _was_begun(content):
+            _, _, _, segment_id, _, nonce = _SEGMENT.unpack_from(content)
             if segment_id >= mark[1]:
-                parts.append(content[mark[2] :] if segment_id == mark[1] else content)
+                start = mark[2] if segment_id == mark[1] else _BATCHES_AT
+                batches = _batches_of(content, segment_id, nonce, start)
+                parts.append(content[start : sum(batches[-1])] if batches else bytearray())
     return parts[::-1]
 
 

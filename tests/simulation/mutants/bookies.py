@@ -18,7 +18,7 @@ from cepheid_bookie.checkpoint import Checkpointer, FlushStore
 from cepheid_bookie.cookie import Cookie
 from cepheid_bookie.damaged_blocks import DamagedBlocks
 from cepheid_bookie.entry_log import EntryLogReader
-from cepheid_bookie.journal_format import JournalRecord, encode_ledger_to
+from cepheid_bookie.journal_format import ALIGNMENT, JournalRecord, encode_ledger_to
 from cepheid_bookie.journal_mark import START, MarkFile
 from cepheid_bookie.journal_replay import JournalReplay
 from cepheid_bookie.journal_tail import Tail, judge_tail
@@ -159,6 +159,35 @@ def start_over_although_ledgers_name_the_bookie() -> Iterator[None]:
         return False
 
     with mock.patch.object(MetadataCookies, "is_named", is_named):
+        yield
+
+
+@mutant("S8")
+@contextlib.contextmanager
+def write_no_zeros_ahead_in_a_recycled_segment() -> Iterator[None]:
+    """The end of the journal shows a batch of the segment's earlier life: is that a damaged one?"""
+
+    def nothing(self: JournalWriter, file: Any, batch_bytes: int) -> int:
+        return self._size_bytes
+
+    with mock.patch.object(JournalWriter, "_zero_ahead", nothing):
+        yield
+
+
+@mutant("S8")
+@contextlib.contextmanager
+def believe_old_batches_of_a_recycled_segment() -> Iterator[None]:
+    """Any whole batch behind the end proves that the journal went on, whatever life of the segment it is from."""
+    batches = JournalReplay._batches
+
+    def of_any_life(file: Any, segment_id: int, nonce: bytes | None, start: int) -> Iterator[tuple[int, int]]:
+        yield from batches(file, segment_id, nonce, start)
+        for offset in range(start, file.size(), ALIGNMENT):
+            magic, found_id = file.pread(4, offset), int.from_bytes(file.pread(8, offset + 8), "little")
+            if magic == b"CPB1" and found_id != segment_id:
+                yield offset, 1 << 62
+
+    with mock.patch.object(JournalReplay, "_batches", staticmethod(of_any_life)):
         yield
 
 

@@ -52,6 +52,7 @@ from tests.simulation.world.sim_store import SimStore, SimTree
 from tests.simulation.world.sim_worker import sim_ports
 
 KIB = 1 << 10
+DISK_BYTES = 4 << 30  # more than the settings warn of, so that there are spare journal segments
 RECLAIM_S = (0.05, 1.5)
 """Between two passes over the entry logs that are asked for besides those of the collector."""
 
@@ -478,9 +479,11 @@ class SimBookie:
         self.damage = Damage("its disks are of an earlier life", self.lose_disk, may_go_unnoticed=True) if is_foreign else None
 
     def _blank(self) -> tuple[SimDisk, SimDisk, SimBlockIndex]:
-        rng, sector_bytes = self._plan.random, self._machine.sector_bytes
-        disk = SimDisk(rng, sector_bytes=sector_bytes)
-        return disk, SimDisk(rng, sector_bytes=sector_bytes) if self._machine.two_disks else disk, SimBlockIndex()
+        def new_disk() -> SimDisk:
+            return SimDisk(self._plan.random, capacity_bytes=DISK_BYTES, sector_bytes=self._machine.sector_bytes)
+
+        disk = new_disk()
+        return disk, new_disk() if self._machine.two_disks else disk, SimBlockIndex()
 
     def _copy_of_disks(self, seed: str) -> tuple[SimDisk, SimDisk, SimBlockIndex]:
         rng = random.Random(seed)

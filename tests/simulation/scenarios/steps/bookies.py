@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from cepheid_bookie.errors import CookieError, JournalCorruptError, JournalMissingError
+from cepheid_bookie.journal_format import ALIGNMENT
 from cepheid_ledger.master_key import master_key_of
 from cepheid_rpc import ReadAnswer, ReadRequest
 from tests.simulation.checks.audit_rest import CHECKPOINT_S, COLLECTED_S, dead_logs, unmarked_batches
+from tests.simulation.checks.disk import last_segment
 from tests.simulation.checks.storage import check_promises, promises_of
 from tests.simulation.scenarios.language import ScenarioError, step
 from tests.simulation.scenarios.scene import Scene
@@ -263,6 +265,15 @@ async def refuses_its_journal(scene: Scene, bookie: SimBookie) -> None:
     bookie.may_refuse = True
     await bookie.start()
     scene.require(isinstance(bookie.refused, JournalCorruptError), lambda: f"{bookie!r}, refused {bookie.refused!r}")
+
+
+@step("{bookie} has a journal segment with batches of its earlier life")
+def has_old_batches(scene: Scene, bookie: SimBookie) -> None:
+    """The newest one: the log mark had passed that file, and it is written again."""
+    path = last_segment(bookie.disks)
+    content = b"" if path is None else bookie.journal_disk.durable_content(path)
+    ids = {bytes(content[at + 8 : at + 16]) for at in range(ALIGNMENT, len(content), ALIGNMENT) if content[at : at + 4] == b"CPB1"}
+    scene.require(len(ids) == 2, lambda: f"{path} has batches of segments {sorted(ids)}")
 
 
 @step("the files of the journal of {bookie} are deleted")
