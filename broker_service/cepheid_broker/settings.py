@@ -210,9 +210,9 @@ class TieredSettings(BaseModel, frozen=True, extra="forbid"):
         description="Copy that is read while there are both. `objects`: consumers that catch up take no bandwidth of bookies.",
     )
     read_cache_bytes: PositiveInt = Field(
-        64 * MIB,
-        description="Memory for entries that were read from objects, of all topics. Raise it when many consumers catch up from "
-        "objects at once.",
+        16 * MIB,
+        description="Memory for entries that were fetched from objects and that no consumer has read yet, of all topics. What is "
+        "read ahead of consumers is in `managed_ledger.catch_up_bytes`.",
     )
 
     @field_validator("url")

@@ -8,6 +8,7 @@ Rules:
 1. A closed ledger is bounded by the end that the chain records, the open ledger by the last confirmed entry.
 2. Equal reads at the same time are one read.
 3. Bytes read and not handed over yet are bounded over all topics (`CatchUpBudget`); there is no reading ahead when they run short.
+   What is read ahead from objects, a row group at a time, has a smaller bound within that.
 4. What was read ahead and not fetched is dropped after a while, sooner when other topics wait for memory. A failure ends reading
    ahead: the next caller reads for itself, and receives the error itself.
 5. When a ledger leaves the chain, readers in the middle of it continue with the next one. What was read ahead for them belonged to
@@ -36,6 +37,9 @@ _MAX_READ_BYTES = 4 * MIB
 _AHEAD_STEP_BYTES = MIB
 _AHEAD_STEP_ENTRIES = 500
 """Verifying them takes half a millisecond of the loop, however small they are."""
+_AHEAD_OBJECT_BYTES = 4 * MIB
+"""Bytes read ahead from an object. A row group is read and verified as a whole; the rest of it waits in a cache shared by all readers.
+The next row group is read late, because it is as large."""
 _MAX_STREAMS = 64
 """Readers of one topic whose next read is anticipated; beyond that, the least recently active one is forgotten."""
 _STREAM_IDLE_S = 5.0
@@ -139,6 +143,7 @@ class CatchUpReads:
             max_entries -= len(front.ends)
             max_bytes -= len(front.data)
             stream.size_bytes -= len(front.data)
+            self._give_back_object(stream, len(front.data))
             self._budget.give_back(len(front.data))
         return taken
 
@@ -153,23 +158,19 @@ class CatchUpReads:
             self._drop(self._streams.popitem(last=False)[1])
 
     def _read_ahead(self, stream: _Stream) -> None:
-        if stream.filling is None and not stream.dropped and stream.size_bytes <= self._settings.read_ahead_bytes // 2:
+        low = self._settings.read_ahead_bytes // (4 if self._copies.is_object(stream.end.ledger_id) else 2)
+        if stream.filling is None and not stream.dropped and stream.size_bytes <= low:
             stream.filling = self._tasks.start(self._fill(stream), name="read-ahead")
 
     async def _fill(self, stream: _Stream) -> None:
         try:
             while stream.size_bytes < self._settings.read_ahead_bytes and self._ledgers.is_valid(stream.end):
-                if not self._budget.take_nowait(_AHEAD_STEP_BYTES):
+                if self._copies.is_object(stream.end.ledger_id):
+                    went_on = await self._fill_from_object(stream)
+                else:
+                    went_on = await self._fill_from_bookies(stream)
+                if not went_on:
                     return
-                try:
-                    groups = await self._fetch(stream.end, _AHEAD_STEP_ENTRIES, _AHEAD_STEP_BYTES)
-                finally:
-                    self._budget.give_back(_AHEAD_STEP_BYTES)
-                size_bytes = sum(len(group.data) for group in groups)
-                stream.groups += groups
-                stream.size_bytes += size_bytes
-                stream.end = self._after(groups)
-                self._budget.charge(size_bytes)
                 if stream.dropped:
                     self._drop(stream)
                     return
@@ -179,8 +180,46 @@ class CatchUpReads:
         finally:
             stream.filling = None
 
+    async def _fill_from_bookies(self, stream: _Stream) -> bool:
+        """False: there is no memory for it."""
+        if not self._budget.take_nowait(_AHEAD_STEP_BYTES):
+            return False
+        try:
+            groups = await self._fetch(stream.end, _AHEAD_STEP_ENTRIES, _AHEAD_STEP_BYTES)
+        finally:
+            self._budget.give_back(_AHEAD_STEP_BYTES)
+        self._put(stream, groups)
+        return True
+
+    async def _fill_from_object(self, stream: _Stream) -> bool:
+        if not self._budget.take_ahead_of_object(_AHEAD_OBJECT_BYTES):
+            return False
+        try:
+            groups = await self._fetch(stream.end, _AHEAD_OBJECT_BYTES, _AHEAD_OBJECT_BYTES)
+        finally:
+            self._budget.give_back(_AHEAD_OBJECT_BYTES)
+            self._budget.give_back_object(_AHEAD_OBJECT_BYTES)
+        object_bytes = self._put(stream, groups)
+        stream.object_bytes += object_bytes
+        self._budget.object_bytes += object_bytes
+        return True
+
+    def _put(self, stream: _Stream, groups: list[EntryGroup]) -> int:
+        size_bytes = sum(len(group.data) for group in groups)
+        stream.groups += groups
+        stream.size_bytes += size_bytes
+        stream.end = self._after(groups)
+        self._budget.charge(size_bytes)
+        return size_bytes
+
+    def _give_back_object(self, stream: _Stream, size_bytes: int) -> None:
+        given = min(stream.object_bytes, size_bytes)
+        stream.object_bytes -= given
+        self._budget.give_back_object(given)
+
     def _drop(self, stream: _Stream) -> None:
         stream.dropped = True
+        self._give_back_object(stream, stream.object_bytes)
         self._budget.give_back(stream.size_bytes)
         stream.size_bytes = 0
         stream.groups.clear()
@@ -216,12 +255,13 @@ def _begins_at(group: EntryGroup, position: Position) -> bool:
 class _Stream:
     """One reader's progress through old entries, and what was read ahead of it."""
 
-    __slots__ = ("dropped", "end", "filling", "groups", "size_bytes", "used_at")
+    __slots__ = ("dropped", "end", "filling", "groups", "object_bytes", "size_bytes", "used_at")
 
     def __init__(self, end: Position) -> None:
         self.end = end  # the entry after `groups`
         self.groups: deque[EntryGroup] = deque()
         self.size_bytes = 0
+        self.object_bytes = 0  # of these, what is of an object
         self.filling: asyncio.Task[None] | None = None
         self.used_at = 0.0
         self.dropped = False

@@ -22,9 +22,12 @@ class Holder(Protocol):
 class CatchUpBudget:
     """A budget in bytes. May be exceeded by what a read returns above its limit: one entry."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, object_limit_bytes: int | None = None) -> None:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
+        self.object_limit_bytes = limit_bytes if object_limit_bytes is None else object_limit_bytes
+        self.object_bytes = 0
+        """Of what is used, what was read from objects ahead of readers."""
         self.holders: dict[Holder, None] = {}
         """Objects that may have memory to release."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
@@ -57,6 +60,19 @@ class CatchUpBudget:
     def charge(self, size_bytes: int) -> None:
         """Take bytes for entries that are in memory already."""
         self.used_bytes += size_bytes
+
+    def take_ahead_of_object(self, size_bytes: int) -> bool:
+        """Room to read ahead from an object; it is given back by `give_back_object` as well."""
+        if self.object_bytes and self.object_bytes + size_bytes > self.object_limit_bytes:
+            return False
+        if not self.take_nowait(size_bytes):
+            return False
+        self.object_bytes += size_bytes
+        return True
+
+    def give_back_object(self, size_bytes: int) -> None:
+        self.object_bytes -= size_bytes
+        assert self.object_bytes >= 0, f"{self!r}: more was given back than taken"
 
     def give_back(self, size_bytes: int) -> None:
         self.used_bytes -= size_bytes

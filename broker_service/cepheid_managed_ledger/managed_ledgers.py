@@ -63,7 +63,7 @@ class ManagedLedgers:
             client=client,
             store=store,
             tail_cache=tail_cache,
-            catch_up=CatchUpBudget(settings.catch_up_bytes),
+            catch_up=CatchUpBudget(settings.catch_up_bytes, settings.object_ahead_bytes),
             counts=CountBudget(settings.counts_bytes),
             flusher=CursorFlusher(settings.cursor_flush_s),
             tasks=self._tasks,

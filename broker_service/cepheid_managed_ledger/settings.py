@@ -89,12 +89,19 @@ class ManagedLedgerSettings(BaseModel, frozen=True, extra="forbid"):
     )
     max_ledger_readers: PositiveInt = Field(8, description="Ledgers of one topic that are kept open for reading.")
     read_ahead_bytes: PositiveInt = Field(
-        4 * MIB, description="Bytes that are read from storage ahead of a consumer that catches up."
+        4 * MIB,
+        description="Bytes that are read from storage ahead of a consumer that catches up. From objects it is a row group (4 MiB) "
+        "at a time.",
     )
     catch_up_bytes: PositiveInt = Field(
         128 * MIB,
         description="Memory for entries of all topics that were read from storage and not delivered yet. Raise it when many "
         "consumers catch up at once.",
+    )
+    object_ahead_bytes: PositiveInt = Field(
+        24 * MIB,
+        description="Memory for entries of all topics that were read from objects ahead of consumers, part of "
+        "`managed_ledger.catch_up_bytes`. Consumers for which nothing is left are served from `tiered.read_cache_bytes`.",
     )
     counts_bytes: PositiveInt = Field(
         64 * MIB,

@@ -72,6 +72,10 @@ class StoredCopies:
     def is_reading_bookies(self, ledger_id: int) -> bool:
         return ledger_id in self._on_bookies
 
+    def is_object(self, ledger_id: int) -> bool:
+        """Whether its object is what is read first."""
+        return self._sources_of(ledger_id)[0] is Source.OBJECT
+
     def forget(self, ledger_id: int) -> None:
         """Drop what is known about a ledger that has been closed, or leaves the chain."""
         for source in Source:

@@ -5,7 +5,7 @@ from cepheid_ports.errors import CepheidError
 from cepheid_ports.first_failure import ProcessFailedError
 from cepheid_ports.ports import Ports
 from cepheid_ports.private_files import PRIVATE_UMASK, make_new_files_private, make_private
-from cepheid_ports.process_heap import keep_large_buffers, share_one_arena
+from cepheid_ports.process_heap import keep_large_buffers, own_pages, share_one_arena
 from cepheid_ports.racks import ELSEWHERE, RACK_PATTERN, SAME_RACK, SAME_REGION, rack_distance, region_of
 from cepheid_ports.refusal_log import RefusalLog, without_details
 from cepheid_ports.role import Role
@@ -38,6 +38,7 @@ __all__ = [
     "keep_large_buffers",
     "make_new_files_private",
     "make_private",
+    "own_pages",
     "rack_distance",
     "region_of",
     "share_one_arena",

@@ -23,6 +23,7 @@ from cepheid_managed_ledger import (
 from cepheid_metadata import Chain, MemoryTree, Op, OpResult, Position
 from cepheid_tiered import DamagedSegmentError, NoSuchSegmentError, SegmentError
 from cepheid_tiered.object_store import NewerSegmentError, StoreRefusedError, StoreUnavailableError, UnusableNameError
+from cepheid_wire import TopicName
 from tests.managed_ledger.losing_store import LosingStore, changes
 from tests.managed_ledger.memory_segments import MemorySegments, store_is_away
 from tests.managed_ledger.topic_world import (
@@ -33,6 +34,7 @@ from tests.managed_ledger.topic_world import (
     MortalStore,
     TopicWorld,
     append,
+    payloads_of,
     read_all,
     topic_world,
 )
@@ -41,6 +43,7 @@ from tests.support import wait_until
 pytestmark = pytest.mark.virtual_time
 
 URL = "memory://bucket"
+OTHER = TopicName.parse("persistent://public/default/other")
 AT_ONCE = OffloadConfig(URL, after_bytes=0, keep_ms=0)
 BOTH = OffloadConfig(URL, after_bytes=0, keep_ms=1 << 50)
 SMALL = SETTINGS.model_copy(update={"ledger_max_entries": 4, "housekeeping_s": 1.0, "offload_retry_s": 0.5})
@@ -551,6 +554,41 @@ async def test_topics_take_turns_at_uploading() -> None:
         for ledger in opened:
             await settle(world, ledger, off_bookies=False)
         assert order[:3] == ["long", "short", "long"], "a topic with many ledgers waits in line after each"
+
+
+async def test_what_lies_in_an_object_is_read_ahead_by_row_groups() -> None:
+    """By smaller parts the rest of each would wait in a cache, and be fetched again when others need its room."""
+    large = SETTINGS.model_copy(update={"ledger_max_entries": 2000, "housekeeping_s": 1.0})
+    async with topic_world(settings=large) as world:
+        ledger = await world.broker().open(offloads(AT_ONCE))
+        await append(ledger, *(bytes(1000) for _ in range(2000)))
+        await wait_until(lambda: len(ledger.chain.ledgers) > 1 or ledger.tick() is not None)
+        position = Position(ended(await settle(world, ledger))[0], 0)
+        for _ in range(3):
+            groups = await ledger.read(position, max_entries=10, max_bytes=1 << 20)
+            position = Position(position.ledger_id, groups[-1].last_entry_id + 1)
+            await asyncio.sleep(0.1)
+        assert ledger.statistics().offload.object_reads == 3
+
+
+async def test_what_is_read_ahead_from_objects_has_a_limit_of_its_own_and_comes_back() -> None:
+    limited = SETTINGS.model_copy(update={"ledger_max_entries": 100, "housekeeping_s": 1.0, "object_ahead_bytes": 1})
+    async with topic_world(settings=limited) as world:
+        broker = world.broker()
+        first, other = await broker.open(offloads(AT_ONCE)), await broker.open(offloads(AT_ONCE), topic=OTHER)
+        budget = broker.ledgers.catch_up
+        for ledger in (first, other):
+            await append(ledger, *(bytes(1000) for _ in range(100)))
+            await wait_until(lambda: len(ledger.chain.ledgers) > 1 or ledger.tick() is not None)  # noqa: B023
+            position = Position(ended(await settle(world, ledger))[0], 0)
+            for _ in range(2):
+                groups = await ledger.read(position, max_entries=10, max_bytes=1 << 20)
+                position = Position(position.ledger_id, groups[-1].last_entry_id + 1)
+            await asyncio.sleep(0.1)
+            assert 50_000 < budget.object_bytes < 100_000, "of the first topic alone"
+        await first.aclose()
+        assert budget.object_bytes == 0
+        assert len(payloads_of(await other.read(position, max_entries=10, max_bytes=1 << 20))) == 10
 
 
 async def test_an_entry_whose_only_object_is_missing_is_gone_for_certain() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 from cepheid_decode import SchemaVersion
 from cepheid_ports import ThreadWorker
 from cepheid_rpc import EntryGroup, encode_group
-from cepheid_tiered import SegmentStore, SegmentSummary
+from cepheid_tiered import SegmentReader, SegmentStore, SegmentSummary
 from cepheid_tiered.memory_objects import MemoryObjects
 from cepheid_tiered.object_store import ObjectStore
 from cepheid_tiered.segments import Segments, SegmentSettings
@@ -62,6 +62,15 @@ async def parquet_of(tails: Sequence[bytes], schemas: Sequence[SchemaVersion] = 
     async with segments_over(objects, schemas) as segments:
         url, _ = await write(segments, groups_of(tails))
     return objects.objects[url]
+
+
+async def read_range(reader: SegmentReader, first: int, last: int) -> list[EntryGroup]:
+    """All of these entries: one read may end where more would have to be fetched."""
+    found: list[EntryGroup] = []
+    while first <= last:
+        found += await reader.read(first, last, max_bytes=1 << 30)
+        first = found[-1].last_entry_id + 1
+    return found
 
 
 def stored(groups: Sequence[EntryGroup]) -> bytes:

@@ -25,7 +25,7 @@ from cepheid_wire import TopicName
 from tests.decode.decode_reference import single
 from tests.support import wait_until
 from tests.tiered.s3_server import CREDENTIALS, credentials, s3_server
-from tests.tiered.segment_samples import LEDGER_ID, TOPIC, avro, groups_of, source, stored, write
+from tests.tiered.segment_samples import LEDGER_ID, TOPIC, avro, groups_of, read_range, source, stored, write
 
 GROUPS = groups_of([single(random.Random(index).randbytes(30_000)) for index in range(400)], 20)
 
@@ -64,7 +64,7 @@ async def test_the_child_writes_and_verifies_what_this_process_reads(tmp_path: P
         assert summary.object_bytes == file_size(url)
         assert await segments.verify(url, LEDGER_ID) == summary
         reader = await segments.open(url, LEDGER_ID, 400)
-        assert stored(await reader.read(0, 399, max_bytes=1 << 30)) == stored(GROUPS)
+        assert stored(await read_range(reader, 0, 399)) == stored(GROUPS)
         assert segments.child_pid is not None
         assert os.getpriority(os.PRIO_PROCESS, segments.child_pid) >= 10
         with pytest.raises(DamagedSegmentError, match="holds ledger 12, not 13"):

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cepheid_rpc import EntryGroup
-from cepheid_tiered import DamagedSegmentError, NoSuchSegmentError
+from cepheid_tiered import DamagedSegmentError, NoSuchSegmentError, segment_reader
 from cepheid_tiered import segment_format as layout
 from cepheid_tiered.memory_objects import MemoryObjects
 from cepheid_tiered.object_store import StoreUnavailableError
@@ -240,3 +240,45 @@ async def test_a_deleted_segment_is_gone_and_deleting_it_again_is_no_error() -> 
 
 
 LEDGER_NAME = f"public/default/t-partition-3/{LEDGER_ID:020d}-[0-9a-f]{{16}}.parquet does not exist"
+
+
+async def test_entries_that_lie_across_the_pieces_of_a_row_group_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_reader, "PIECE_BYTES", 2_000)
+    batches = [batched([message(b"%d-%d" % (batch, index)) for index in range(300)]) for batch in range(3)]
+    await _round_trip(groups_of([single(b"before"), *batches, single(b"between"), *batches]))
+
+
+async def test_a_piece_of_a_row_group_that_is_kept_keeps_nothing_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_reader, "PIECE_BYTES", 100_000)
+    async with segments_over(MemoryObjects(), cache_bytes=1) as segments:
+        url, _ = await write(segments, groups_of([single(bytes(9_000)) for _ in range(100)]))
+        reader = await segments.open(url, LEDGER_ID, 100)
+        first, *others = await reader.read(0, 99, max_bytes=1 << 20)
+        assert len(others) > 5
+        assert len(memoryview(first.data).obj) == first.size_bytes
+
+
+async def test_a_row_group_that_was_read_goes_before_one_that_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "ROW_GROUP_ENTRY_BYTES", 100_000)
+    objects = MemoryObjects()
+    groups = groups_of([single(bytes(9_000)) for _ in range(100)], 10)
+    async with segments_over(objects, cache_bytes=250_000) as segments:
+        url, _ = await write(segments, groups)
+        slow, fast = [await segments.open(url, LEDGER_ID, 100) for _ in range(2)]
+        await slow.read(0, 0, max_bytes=1)
+        at = 20
+        while at < 100:
+            at = (await fast.read(at, 99, max_bytes=1 << 20))[-1].last_entry_id + 1
+        before = objects.operations["get_range"]
+        await slow.read(1, 1, max_bytes=1)
+        assert objects.operations["get_range"] == before
+
+
+async def test_nothing_is_fetched_ahead_without_room_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "ROW_GROUP_ENTRY_BYTES", 100_000)
+    async with segments_over(MemoryObjects(), cache_bytes=150_000) as segments:
+        url, _ = await write(segments, groups_of([single(bytes(9_000)) for _ in range(100)], 10))
+        reader = await segments.open(url, LEDGER_ID, 100)
+        for at in range(5):
+            await reader.read(at, at, max_bytes=1)
+            assert not segments._prefetching

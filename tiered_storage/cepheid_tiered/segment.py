@@ -62,7 +62,9 @@ class SegmentReader(Protocol):
     """One segment, opened. It holds nothing that must be closed."""
 
     async def read(self, first: int, last: int, *, max_bytes: int) -> list[EntryGroup]:
-        """Entries from `first` up to at most `last` (inclusive), verified, in order: about `max_bytes`, at least one entry."""
+        """Entries from `first` up to at most `last` (inclusive), verified, in order: about `max_bytes`, at least one entry.
+
+        With some entries here, it does not wait for more that would have to be fetched."""
 
 
 class SegmentStore(Protocol):

@@ -47,7 +47,7 @@ from cepheid_tiered.segment import DamagedSegmentError
 FORMAT_VERSION = 2
 SHARED_VALUES_SINCE = 2
 """The first format whose entries continue in `value`."""
-ROW_GROUP_ENTRY_BYTES = 8 << 20
+ROW_GROUP_ENTRY_BYTES = 4 << 20
 ROW_GROUP_UNPACKED_BYTES = 32 << 20
 ERROR = "_error"
 _PREFIX = "__"

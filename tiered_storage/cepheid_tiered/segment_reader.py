@@ -1,7 +1,7 @@
 """Entries out of a segment: which bytes of the object are needed, and what they hold. Fetching them is for segments.py.
 
 object   │row group 0: entry_id raw_entry value_follows value batch_index …│row group 1: …│ … │footer│
-              └──── one range, for one row group ────┘ ─► one EntryGroup, its digests verified
+              └──── one range, for one row group ────┘ ─► EntryGroups of about 1 MiB, their digests verified
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
+from cepheid_ports import own_pages
 from cepheid_rpc import HEADER_BYTES, Buffer, DigestMismatchError, EntryGroup, MalformedGroupError
 from cepheid_tiered.segment import DamagedSegmentError, SegmentError
 from cepheid_tiered.segment_format import GUARD_BYTES, RAW_COLUMNS, SHARED_VALUES_SINCE, SegmentMetadata, guard_of
 
 TAIL_BYTES = 64 << 10
 """What is read first, from the end of the object: the whole footer of all but large segments."""
+PIECE_BYTES = 1 << 20
 _MAGIC = b"PAR1"
 _END = struct.Struct("<I4s")
 _FOOTER_COPIES = 4  # of a footer's size, what its parsed form takes about
@@ -63,6 +65,11 @@ class Footer:
         group = self.parquet.row_group(row_group)
         ranges = [_range(group.column(index)) for index in self.raw_columns(row_group)]
         return min(start for start, _ in ranges), max(end for _, end in ranges)
+
+    def entries_bytes(self, row_group: int) -> int:
+        """About what the entries of a row group take in memory."""
+        group = self.parquet.row_group(row_group)
+        return sum(group.column(index).total_uncompressed_size for index in self.raw_columns(row_group))
 
     def whole_range(self, row_group: int) -> tuple[int, int]:
         group = self.parquet.row_group(row_group)
@@ -111,24 +118,70 @@ def parse_footer(url: str, ledger_id: int, tail: Buffer, object_bytes: int) -> F
     return found
 
 
-def decode_row_group(url: str, footer: Footer, row_group: int, start: int, data: Buffer) -> EntryGroup:
-    """The entries of a row group from the bytes of the object that begin at `start`, verified. Raises DamagedSegmentError."""
-    names = [footer.parquet.schema.column(index).path for index in footer.raw_columns(row_group)]
-    return _entries(url, footer, row_group, _read(url, footer, row_group, start, data, names))
+def decode_row_group(url: str, footer: Footer, row_group: int, start: int, data: Buffer) -> Iterator[EntryGroup]:
+    """The entries of a row group from the bytes of the object that begin at `start`, verified, in pieces of about PIECE_BYTES.
+
+    Raises DamagedSegmentError.
+    """
+    next_entry, last = footer.first_entries[row_group], footer.last_entry(row_group)
+    for table in _whole_entries(_batches(url, footer, row_group, start, data)):
+        try:
+            entry_ids, bounds, entries = stored_entries(table)
+        except ValueError as error:
+            raise DamagedSegmentError(f"row group {row_group} of {url}: {error}", url=url) from error
+        if not len(entry_ids) or entry_ids[0] != next_entry or entry_ids[-1] > last:
+            found = f"entries {entry_ids[0]} to {entry_ids[-1]}" if len(entry_ids) else "no entries"
+            raise DamagedSegmentError(
+                f"row group {row_group} of {url} has {found}, where {next_entry} to {last} are expected", url=url
+            )
+        begin = int(bounds[0])
+        relative = array("I", (bounds[1:] - begin).astype(np.uint32).tobytes())
+        group = EntryGroup(footer.metadata.ledger_id, next_entry, relative, entries[begin : int(bounds[-1])])
+        try:
+            group.verify()
+        except (DigestMismatchError, MalformedGroupError) as error:
+            raise DamagedSegmentError(f"row group {row_group} of {url}: {error.args[0]}", url=url) from error
+        next_entry = group.last_entry_id + 1
+        yield group
+    if next_entry <= last:
+        raise DamagedSegmentError(f"row group {row_group} of {url} ends before entry {next_entry}, and {last} is its last", url=url)
+
+
+def load_row_group(url: str, footer: Footer, row_group: int, start: int, data: Buffer) -> tuple[EntryGroup, ...]:
+    """The same pieces, for keeping: each goes back to the system when it is dropped.
+
+    In the heap they would be between small objects that stay, and a broker that served many readers once would stay large.
+    """
+    return tuple(map(_in_own_pages, decode_row_group(url, footer, row_group, start, data)))
+
+
+def _in_own_pages(group: EntryGroup) -> EntryGroup:
+    pages = own_pages(group.size_bytes)
+    pages[:] = memoryview(group.data)
+    return EntryGroup(group.ledger_id, group.first_entry_id, group.ends, pages)
 
 
 def check_row_group(url: str, footer: Footer, row_group: int, start: int, data: Buffer, crc: int) -> tuple[int, int]:
     """Check the bytes of a whole row group, and its entries. Returns their payload bytes, and `crc` continued over the digests."""
     if crc32c(data) != footer.metadata.row_group_crc32c[row_group]:
         raise DamagedSegmentError(f"the bytes of row group {row_group} of {url} were changed", url=url)
-    group = decode_row_group(url, footer, row_group, start, data)
-    ends = np.asarray(group.ends, np.int64)
-    starts = np.concatenate(([0], ends[:-1]))
-    digests = np.frombuffer(group.data, np.uint8)[(starts + HEADER_BYTES - 4)[:, None] + np.arange(4)]
-    return len(group.data) - HEADER_BYTES * len(ends), crc32c(digests.tobytes(), crc)
+    entry_bytes = 0
+    for group in decode_row_group(url, footer, row_group, start, data):
+        ends = np.asarray(group.ends, np.int64)
+        starts = np.concatenate(([0], ends[:-1]))
+        digests = np.frombuffer(group.data, np.uint8)[(starts + HEADER_BYTES - 4)[:, None] + np.arange(4)]
+        crc = crc32c(digests.tobytes(), crc)
+        entry_bytes += len(group.data) - HEADER_BYTES * len(ends)
+    return entry_bytes, crc
 
 
-def _read(url: str, footer: Footer, row_group: int, start: int, data: Buffer, columns: list[str]) -> pa.Table:
+def _batches(url: str, footer: Footer, row_group: int, start: int, data: Buffer) -> Iterator[pa.RecordBatch]:
+    """The rows of a row group, in the columns that entries are made of, unpacked little by little."""
+    columns = footer.raw_columns(row_group)
+    names = [footer.parquet.schema.column(index).path for index in columns]
+    group = footer.parquet.row_group(row_group)
+    size_bytes = sum(group.column(index).total_uncompressed_size for index in columns)
+    rows = max(1, group.num_rows * PIECE_BYTES // max(size_bytes, 1))
     try:
         file = pq.ParquetFile(
             pa.PythonFile(_Sparse(start, data, footer.object_bytes), mode="r"),
@@ -136,31 +189,28 @@ def _read(url: str, footer: Footer, row_group: int, start: int, data: Buffer, co
             page_checksum_verification=True,
             pre_buffer=False,
         )
-        return file.read_row_group(row_group, columns=columns, use_threads=False)
-    except (MemoryError, pa.ArrowMemoryError):
+        yield from file.iter_batches(batch_size=rows, row_groups=[row_group], columns=names, use_threads=False)
+    except (MemoryError, pa.ArrowMemoryError, GeneratorExit):
         raise
     except Exception as error:
         raise DamagedSegmentError(f"row group {row_group} of {url} cannot be read: {error}", url=url) from error
 
 
-def _entries(url: str, footer: Footer, row_group: int, table: pa.Table) -> EntryGroup:
-    first, last = footer.first_entries[row_group], footer.last_entry(row_group)
-    try:
-        entry_ids, bounds, data = stored_entries(table)
-    except ValueError as error:
-        raise DamagedSegmentError(f"row group {row_group} of {url}: {error}", url=url) from error
-    if not len(entry_ids) or (entry_ids[0], entry_ids[-1]) != (first, last):
-        raise DamagedSegmentError(
-            f"row group {row_group} of {url} has {len(entry_ids)} entries, where {first} to {last} are expected", url=url
-        )
-    begin = int(bounds[0])
-    relative = array("I", (bounds[1:] - begin).astype(np.uint32).tobytes())
-    group = EntryGroup(footer.metadata.ledger_id, first, relative, data[begin : int(bounds[-1])])
-    try:
-        group.verify()
-    except (DigestMismatchError, MalformedGroupError) as error:
-        raise DamagedSegmentError(f"row group {row_group} of {url}: {error.args[0]}", url=url) from error
-    return group
+def _whole_entries(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """The same rows, cut where an entry begins: a batch of messages has many rows."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        if not batch.num_rows:
+            continue
+        ids = batch.column(0).to_numpy(zero_copy_only=False)
+        begin = int(np.searchsorted(ids, ids[-1]))  # damage may have them in any order: then a later check fails
+        if begin == 0 and (not waiting or waiting[-1].column(0)[-1].as_py() == ids[0]):
+            waiting.append(batch)
+            continue
+        yield pa.Table.from_batches([*waiting, batch.slice(0, begin)] if begin else waiting)
+        waiting = [batch.slice(begin)]
+    if waiting:
+        yield pa.Table.from_batches(waiting)
 
 
 def raw_columns(metadata: SegmentMetadata, row_group: Any) -> range:
@@ -210,6 +260,8 @@ def cut(groups: Sequence[EntryGroup], first: int, last: int, max_bytes: int) -> 
     """Entries `first` to at most `last` out of consecutive groups: about `max_bytes`, at least one entry."""
     left = max_bytes
     for group in groups:
+        if group.last_entry_id < first:
+            continue
         begin = max(first, group.first_entry_id)
         end = min(last, group.last_entry_id)
         if begin > end or (left <= 0 and begin > first):
@@ -223,9 +275,11 @@ def cut(groups: Sequence[EntryGroup], first: int, last: int, max_bytes: int) -> 
         part = group.slice(begin, end)
         left -= part.size_bytes
         if part is not group and 2 * part.size_bytes < group.size_bytes:
-            # A small part would keep the whole row group in memory for as long as its reader keeps it.
+            # A small part would keep the whole group in memory for as long as its reader keeps it.
             part = EntryGroup(part.ledger_id, part.first_entry_id, part.ends, bytes(part.data))
         yield part
+        if end < group.last_entry_id:
+            return
 
 
 class _Sparse:

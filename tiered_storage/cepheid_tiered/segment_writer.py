@@ -1,8 +1,8 @@
 """Entries in, the bytes of a Parquet file out, without I/O and in bounded memory.
 
-groups ──► one buffer of ≤ 8 MiB, whole entries ──► decoder ──► rows ────────────────┐
-                    │                                                                ├─► row group ──► bytes
-                    └──── raw_entry: what of the entries is not in `value` ──────────┘
+groups ──► ≤ 4 MiB of whole entries ──► buffers of about 1 MiB ──► decoder ──► rows ─┐
+                                                  │                                ├─► row group ──► bytes
+                                                  └─ what is not in `value` ───────┘
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from cepheid_tiered import segment_format as layout
 from cepheid_tiered.segment import SegmentSummary
 from cepheid_wire import TopicName
 
+_BUFFER_BYTES = 1 << 20
 _DIGEST_OFFSET = HEADER_BYTES - 4
 Ints = npt.NDArray[np.int64]
 
@@ -53,6 +54,9 @@ class SegmentWriter:
         self._row_group_crcs: list[int] = []
         self._waiting: list[EntryGroup] = []
         self._waiting_bytes = 0
+        self._batches: list[pa.RecordBatch] = []  # rows of the row group under way
+        self._unpacked_bytes = 0
+        self._row_group_bytes = 0  # of entries, those that wait as well
         self._next_entry = 0
         self._entries = self._messages = self._entry_bytes = self._crc = self._raw_only = self._errors = 0
 
@@ -65,6 +69,9 @@ class SegmentWriter:
             for part in self._fitting(group):
                 self._waiting.append(part)
                 self._waiting_bytes += part.size_bytes
+                self._row_group_bytes += part.size_bytes
+                if self._waiting_bytes >= _BUFFER_BYTES:
+                    self._decode_waiting()
         return self._sink.take()
 
     def finish(self) -> tuple[list[bytes], SegmentSummary]:
@@ -96,12 +103,12 @@ class SegmentWriter:
     def _fitting(self, group: EntryGroup) -> Iterator[EntryGroup]:
         """The group in pieces, each of which fits into the row group under way; full row groups are written between them."""
         while True:
-            room = layout.ROW_GROUP_ENTRY_BYTES - self._waiting_bytes
+            room = layout.ROW_GROUP_ENTRY_BYTES - self._row_group_bytes
             if group.size_bytes <= room:
                 yield group
                 return
             count = bisect_right(group.ends, room)
-            if not count and not self._waiting:
+            if not count and not self._row_group_bytes:
                 count = 1  # an entry larger than a row group is one of its own
             if count:
                 last = group.first_entry_id + count - 1
@@ -111,32 +118,36 @@ class SegmentWriter:
                 group = group.slice(last + 1, group.last_entry_id)
             self._write_row_group()
 
-    def _write_row_group(self) -> None:
+    def _decode_waiting(self) -> None:
+        """Make rows of the entries that wait. A little at a time: it goes on while more entries are on their way."""
         if not self._waiting:
             return
-        whole = _one_buffer(self._waiting)
+        some = _one_buffer(self._waiting)
         self._waiting, self._waiting_bytes = [], 0
-        self._count(whole)
-        rows = _Rows(whole, self._topic, self._columns_of_nothing)
-        batches: list[pa.RecordBatch] = []
-        size_bytes = 0
-        for messages in self._decoder.decode_messages(self._piece, [whole]):
+        self._count(some)
+        rows = _Rows(some, self._topic, self._columns_of_nothing)
+        for messages in self._decoder.decode_messages(self._piece, [some]):
             first = self._take(messages, rows)
             if first is None:
                 continue
             # What was unpacked may be many times what is stored: a row group then ends early, at an entry.
-            if size_bytes > layout.ROW_GROUP_UNPACKED_BYTES and first > rows.last_entry:
-                self._write(batches)
-                batches, size_bytes = [], 0
+            if self._unpacked_bytes > layout.ROW_GROUP_UNPACKED_BYTES and first > rows.last_entry:
+                self._write_batches()
             columns = self._columns(messages)
-            batches.append(rows.batch(messages.column("entry_id").to_numpy(), messages.value_places(), columns, self._schema))
-            size_bytes += columns["value"].nbytes
+            places = messages.column("entry_id").to_numpy(), messages.value_places()
+            self._batches.append(rows.batch(*places, columns, self._schema))
+            self._unpacked_bytes += columns["value"].nbytes
             self._messages += len(messages)
         if (rest := rows.rest(self._schema)) is not None:
-            batches.append(rest)
+            self._batches.append(rest)
         self._raw_only += rows.raw_only
         self._errors += len(rows.reasons)
-        self._write(batches)
+
+    def _write_row_group(self) -> None:
+        self._decode_waiting()
+        self._row_group_bytes = 0
+        if self._batches:
+            self._write_batches()
 
     def _take(self, messages: DecodedMessages, rows: _Rows) -> int | None:
         """Leave out rows of entries that could not be decoded: they become raw only. Returns the first entry that has a row."""
@@ -147,8 +158,9 @@ class SegmentWriter:
             messages.keep(~mask)
         return messages.column("entry_id")[0].as_py() if len(messages) else None
 
-    def _write(self, batches: list[pa.RecordBatch]) -> None:
-        table = pa.Table.from_batches(batches, self._schema)
+    def _write_batches(self) -> None:
+        table = pa.Table.from_batches(self._batches, self._schema)
+        self._batches, self._unpacked_bytes = [], 0
         file = self._opened(table)
         before = self._sink.mark()
         file.write_table(table, row_group_size=max(len(table), 1))

@@ -1,10 +1,11 @@
 """Segments over an object store, in this process: a `SegmentStore`.
 
     write    groups ─► worker: SegmentWriter ─► parts ─► upload
-    read     row group in the cache? ─► else one range of the object ─► worker: entries, verified ─► cache
+    read     row group in the cache? ─► else one range of the object ─► worker: entries, verified ─► cache ─► reader
                                         the next row group is fetched meanwhile, if the reader goes on where it stopped
 
-Rule 1: what is kept in memory has a limit in bytes: row groups and footers of all readers together.
+Rule 1: what is kept in memory has a limit in bytes: row groups and footers of all readers together. A row group that a reader has
+read to its end goes first, and none is fetched ahead for which there is no room beside what is still to be read.
 Rule 2: what is fetched at the same time by several readers is fetched once.
 Rule 3: the worker does all that takes processor time; the loop waits.
 """
@@ -36,16 +37,15 @@ V = TypeVar("V")
 Schemas = Callable[[TopicName], Awaitable["Sequence[SchemaVersion]"]]
 """Returns the schema versions of a topic, oldest first; none if it has no schema."""
 
-PART_BYTES = 8 << 20
-_PREFETCH_SHARE_BYTES = 32 << 20  # of the cache, for each prefetch at a time: what is fetched must not push out what is being read
-_LOADS_AT_ONCE = 4  # row groups: each takes about three times its size until it is decoded
+_READ_SHARE = 2  # of the cache: row groups that were read to their ends
+_LOADS_AT_ONCE = 2  # row groups: until one is decoded, it is in memory twice
 _MAX_FOOTER_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentSettings:
-    cache_bytes: int = 64 << 20
-    """Entries of row groups that were read, of all readers together."""
+    cache_bytes: int = 16 << 20
+    """Entries of row groups that were fetched, of all readers together."""
     footer_bytes: int = 16 << 20
     """Footers of segments that are open, of all readers together."""
     cluster: str = ""
@@ -80,13 +80,12 @@ class Segments:
         self._settings = settings or SegmentSettings()
         self._new_token = new_token
         self._footers: _Cache[str, Footer] = _Cache(self._settings.footer_bytes)
-        self._groups: _Cache[tuple[str, int], EntryGroup] = _Cache(self._settings.cache_bytes)
+        self._groups: _Cache[tuple[str, int], Sequence[EntryGroup]] = _Cache(self._settings.cache_bytes)
         self._opening: SingleFlight[tuple[str, int], Footer] = SingleFlight("segment-footers", _closed)
-        self._loading: SingleFlight[tuple[str, int, int], EntryGroup] = SingleFlight("segment-row-groups", _closed)
+        self._loading: SingleFlight[tuple[str, int, int], Sequence[EntryGroup]] = SingleFlight("segment-row-groups", _closed)
         self._prefetches = TaskOwner("segment-prefetch")
         self._room = asyncio.Semaphore(_LOADS_AT_ONCE)
-        self._prefetching: set[tuple[str, int]] = set()
-        self._prefetches_at_once = max(1, self._settings.cache_bytes // _PREFETCH_SHARE_BYTES)
+        self._prefetching: dict[tuple[str, int], int] = {}  # with the bytes that they will take
 
     @property
     def cached_bytes(self) -> int:
@@ -112,18 +111,12 @@ class Segments:
         summaries: list[SegmentSummary] = []
 
         async def parts() -> AsyncIterator[Buffer]:
-            ready: list[bytes] = []
-            ready_bytes = 0
             async for some in groups:
-                new = await self._worker.run(lambda some=some: writer.add(some))  # type: ignore[misc]
-                ready += new
-                ready_bytes += sum(map(len, new))
-                if ready_bytes >= PART_BYTES:
-                    yield b"".join(ready)
-                    ready, ready_bytes = [], 0
+                if new := await self._worker.run(lambda some=some: b"".join(writer.add(some))):  # type: ignore[misc]
+                    yield new
             rest, summary = await self._worker.run(writer.finish)
             summaries.append(summary)
-            yield b"".join((*ready, *rest))
+            yield b"".join(rest)
 
         feed = parts()
         try:
@@ -192,29 +185,38 @@ class Segments:
             tail = await self._objects.get_range(url, max(object_bytes - needed - GUARD_BYTES, 0), object_bytes)
         return await self._worker.run(lambda: parse_footer(url, ledger_id, tail, object_bytes))
 
-    async def row_group(self, url: str, ledger_id: int, index: int) -> EntryGroup:
-        """The entries of one row group, from the cache or the object."""
+    async def row_group(self, url: str, ledger_id: int, index: int) -> Sequence[EntryGroup]:
+        """The entries of one row group in pieces, from the cache or the object."""
         found = self._groups.get((url, index))
         if found is None:
             found = await self._loading.run((url, ledger_id, index), self._load)
         return found
 
-    async def _load(self, key: tuple[str, int, int]) -> EntryGroup:
-        from cepheid_tiered.segment_reader import decode_row_group
+    async def _load(self, key: tuple[str, int, int]) -> Sequence[EntryGroup]:
+        from cepheid_tiered.segment_reader import load_row_group
 
         url, ledger_id, index = key
         footer = await self.footer(url, ledger_id)
         start, end = footer.raw_range(index)
         async with self._room:
             data = await self._objects.get_range(url, start, end)
-            group = await self._worker.run(lambda: decode_row_group(url, footer, index, start, data))
-        self._groups.put((url, index), group, group.size_bytes + 4 * len(group))
-        return group
+            pieces = await self._worker.run(lambda: load_row_group(url, footer, index, start, data))
+        self._groups.put((url, index), pieces, sum(piece.size_bytes + 4 * len(piece) for piece in pieces))
+        return pieces
 
-    def prefetch(self, url: str, ledger_id: int, index: int) -> None:
-        """Load a row group that will be asked for soon. A failure is left to whoever asks."""
+    def is_cached(self, url: str, index: int) -> bool:
+        return (url, index) in self._groups
+
+    def done_with(self, url: str, index: int) -> None:
+        """A reader has read this row group to its end. The last ones stay for a while: others may be behind."""
+        self._groups.yield_first((url, index))
+
+    def prefetch(self, url: str, ledger_id: int, index: int, size_bytes: int) -> None:
+        """Load a row group that will be asked for soon, if there is room for it. A failure is left to whoever asks."""
         key = (url, index)
-        if len(self._prefetching) >= self._prefetches_at_once or key in self._prefetching or key in self._groups:
+        if key in self._prefetching or key in self._groups:
+            return
+        if sum(self._prefetching.values()) + size_bytes > self._groups.free_bytes:
             return
 
         async def load() -> None:
@@ -223,9 +225,9 @@ class Segments:
             except SegmentError:
                 pass
             finally:
-                self._prefetching.discard(key)
+                self._prefetching.pop(key, None)
 
-        self._prefetching.add(key)
+        self._prefetching[key] = size_bytes
         self._prefetches.start(load(), name=f"{ledger_id}:{index}")
 
     def _forget(self, url: str) -> None:
@@ -254,20 +256,20 @@ class _Reader:
         left = max_bytes
         goes_on = first == self._next
         while True:
-            group = await self._segments.row_group(self._url, self._ledger_id, index)
-            begin = max(first, group.first_entry_id)
-            parts = list(cut([group], begin, last, left)) if left > 0 or not found else []
-            if not parts:
+            pieces = await self._segments.row_group(self._url, self._ledger_id, index)
+            some = list(cut(pieces, max(first, pieces[0].first_entry_id), last, left))
+            found += some
+            left -= sum(part.size_bytes for part in some)
+            if not some or some[-1].last_entry_id < pieces[-1].last_entry_id:
                 break
-            found += parts
-            left -= parts[0].size_bytes
-            if parts[0].last_entry_id < group.last_entry_id or group.last_entry_id >= last:
-                break
+            self._segments.done_with(self._url, index)
             index += 1
+            if left <= 0 or some[-1].last_entry_id >= last or not self._segments.is_cached(self._url, index):
+                break  # what must be fetched is not worth waiting for, with some entries here
         self._next = found[-1].last_entry_id + 1
         at = footer.row_group_of(self._next - 1) + 1
         if goes_on and at < footer.row_groups:
-            self._segments.prefetch(self._url, self._ledger_id, at)
+            self._segments.prefetch(self._url, self._ledger_id, at, footer.entries_bytes(at))
         return found
 
 
@@ -277,16 +279,23 @@ class _Cache(Generic[K, V]):
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
         self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._yielding: dict[K, int] = {}  # those that `yield_first` named, with their bytes
         self.held_bytes = 0
 
     def __contains__(self, key: K) -> bool:
         return key in self._values
+
+    @property
+    def free_bytes(self) -> int:
+        """Room that is left, with that of values that yield."""
+        return self._limit_bytes - self.held_bytes + sum(self._yielding.values())
 
     def get(self, key: K) -> V | None:
         found = self._values.get(key)
         if found is None:
             return None
         self._values.move_to_end(key)
+        self._yielding.pop(key, None)
         return found[0]
 
     def put(self, key: K, value: V, size_bytes: int) -> None:
@@ -296,7 +305,14 @@ class _Cache(Generic[K, V]):
         self._values[key] = value, size_bytes
         self.held_bytes += size_bytes
         while self.held_bytes > self._limit_bytes:
-            self._remove(next(iter(self._values)))
+            self._remove(next(iter(self._yielding or self._values)))
+
+    def yield_first(self, key: K) -> None:
+        """Remove this one before those that were used before it. The last ones stay, in a share of the room."""
+        if key in self._values:
+            self._yielding[key] = self._values[key][1]
+        while sum(self._yielding.values()) > self._limit_bytes // _READ_SHARE:
+            self._remove(next(iter(self._yielding)))
 
     def discard(self, unwanted: Callable[[K], bool]) -> None:
         for key in [key for key in self._values if unwanted(key)]:
@@ -304,6 +320,7 @@ class _Cache(Generic[K, V]):
 
     def _remove(self, key: K) -> None:
         _, size_bytes = self._values.pop(key, (None, 0))
+        self._yielding.pop(key, None)
         self.held_bytes -= size_bytes
 
 
