@@ -23,6 +23,7 @@ from cepheid_broker.ownership import OPEN_LIMIT_S, Bundle, Heir, Ownership, Sole
 from cepheid_broker.policies import PolicyFollower, TopicPolicies, ledger_config
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topics.non_persistent_topic import NonPersistentTopic
+from cepheid_broker.topics.opening_turns import OpeningTurns
 from cepheid_broker.topics.persistent_topic import PersistentTopic
 from cepheid_broker.topics.topic import Topic
 from cepheid_broker.topics.topic_catalog import TopicCatalog, being_deleted
@@ -65,6 +66,8 @@ class Topics:
         self._tasks = tasks
         self._open: dict[TopicName, Topic] = {}
         self._opening: dict[TopicName, asyncio.Task[Topic | Exception | None]] = {}
+        self._turns = OpeningTurns()
+        self._hasty: dict[TopicName, None] = {}  # their producers stand still until another broker has heard that they are open
         self._closing: dict[TopicName, asyncio.Task[Exception | None]] = {}
         self._retry: dict[TopicName, tuple[float, float]] = {}  # not before this loop time; the pause that led to it
         self._name_prefix = f"{cluster}-{ports.random.getrandbits(40):010x}"
@@ -136,7 +139,11 @@ class Topics:
 
     async def _load(self, name: TopicName, exists: bool) -> Topic | Exception | None:
         """An error is a result here: everybody who waits gets it, and it is no failed task."""
+        turn = None
         try:
+            if name not in self._hasty:
+                turn = await self._turns.take()
+                self._check_owned(name)  # to open what somebody else owns by now would stop them
             if (policies := await self._follow(name, exists)) is None:
                 return None
             return await self._load_governed(name, policies)
@@ -148,6 +155,8 @@ class Topics:
             return error
         finally:
             self._opening.pop(name, None)
+            if turn is not None:
+                self._turns.give_back(turn)
 
     async def _follow(self, name: TopicName, exists: bool) -> TopicPolicies | None:
         """The policies that hold, which are followed from now on. None: they are not, as `_opened_once` says."""
@@ -348,7 +357,12 @@ class Topics:
 
     async def take_in(self, topics: Sequence[TopicName]) -> list[TopicName]:
         """What cannot be opened is left out; its client finds out why when it comes."""
-        outcomes = await asyncio.gather(*(self.get(name, may_create=False) for name in topics), return_exceptions=True)
+        self._hasty.update(dict.fromkeys(topics))
+        try:
+            outcomes = await asyncio.gather(*(self.get(name, may_create=False) for name in topics), return_exceptions=True)
+        finally:
+            for name in topics:
+                self._hasty.pop(name, None)
         for outcome in outcomes:
             if isinstance(outcome, BaseException) and not isinstance(outcome, CepheidError | TimeoutError):
                 raise outcome
