@@ -145,3 +145,18 @@ async def test_a_topic_that_went_to_another_broker_meanwhile_is_not_opened(monke
             await asked[2]
         assert NAMES[2] not in slow.opening
         await asyncio.gather(*asked[:2])
+
+
+@pytest.mark.usefixtures("two_at_once")
+async def test_a_broker_that_stops_opens_nothing_that_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with BrokerWorld() as world:
+        topics = world.broker.topics
+        slow = SlowLedgers(world, monkeypatch)
+        asked = [asyncio.ensure_future(topics.get(name, may_create=True)) for name in NAMES]
+        await wait_until(lambda: len(topics._opening) == len(NAMES) and len(slow.opening) == 2)
+        stopping = asyncio.ensure_future(topics.aclose())
+        await asyncio.sleep(0)
+        slow.go_on.set()
+        await stopping
+        assert len(slow.opening) == 2
+        assert all(isinstance(found, ServiceNotReadyError) for found in await asyncio.gather(*asked, return_exceptions=True))

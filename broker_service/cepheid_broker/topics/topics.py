@@ -143,6 +143,7 @@ class Topics:
         try:
             if name not in self._hasty:
                 turn = await self._turns.take()
+                self._check_not_stopping(name)
                 self._check_owned(name)  # to open what somebody else owns by now would stop them
             if (policies := await self._follow(name, exists)) is None:
                 return None
