@@ -115,13 +115,17 @@ def new_producer(client: pulsar.Client, topic: str) -> pulsar.Producer:
 class Producers:
     """One per topic, sending in turn at a steady rate; of each topic the longest wait for a receipt since `reset`."""
 
-    def __init__(self, url: str, topics: Sequence[str], rate_per_s: float) -> None:
+    def __init__(self, url: str, topics: Sequence[str], rate_per_s: float, turns: Sequence[int] = ()) -> None:
+        """`turns`: numbers of the topics in the order in which they send, again and again. Empty: all of them alike."""
         self._client = new_client(url)
         with ThreadPoolExecutor(OPENED_AT_ONCE) as pool:
             self._producers = list(pool.map(lambda topic: new_producer(self._client, topic), topics))
+        self._turns = turns or range(len(topics))
         self._pause_s = 1 / rate_per_s
         self._unanswered: list[dict[int, float]] = [{} for _ in topics]
         self._longest_s = [0.0 for _ in topics]
+        self.latest_s = 0.0
+        """By how much a message was sent too late since `reset`: what this process had to wait for a processor."""
         self._waits_s: list[tuple[int, float]] | None = None
         self._errors = 0
         self.receipts = 0
@@ -132,6 +136,7 @@ class Producers:
     def reset(self) -> None:
         """Forget the waits so far; those that go on count from their beginning."""
         self._longest_s = [0.0 for _ in self._longest_s]
+        self.latest_s = 0.0
 
     def note_waits(self) -> None:
         """From now on every single wait is kept: see `waits_s`."""
@@ -188,13 +193,14 @@ class Producers:
         number = 0
         due = time.monotonic()
         while not self._stopped.is_set():
-            index = number % len(self._producers)
+            index = self._turns[number % len(self._turns)]
             self._unanswered[index][number] = time.monotonic()
             self._producers[index].send_async(PAYLOAD, self._on_receipt(index, number))
             number += 1
             due += self._pause_s
             if (ahead_s := due - time.monotonic()) > 0:
                 time.sleep(ahead_s)
+            self.latest_s = max(self.latest_s, -ahead_s)
 
     def _on_receipt(self, index: int, number: int) -> Any:
         def on_receipt(result: Any, _: Any) -> None:

@@ -3,6 +3,7 @@
     client ──► proxy.address ──► target              everything passes
         cut()             breaks every connection now; new ones pass
         refuse()          breaks every connection (cut=False: only those to come) and takes no new ones
+        refuse_who_says(words)   breaks the connections whose client begins with that, now and later; all others pass
         stall()           connections stay, and take new ones, but nothing passes: bytes wait, as towards a stopped machine
         delay(seconds)    every byte is late by this much, in both directions
         drop_answers()    requests pass, what the target says is lost
@@ -36,6 +37,7 @@ class TcpProxy:
         self.connections = 0  # taken so far
         self.lost_bytes = 0
         self.stalled = self.dropping_answers = self._refusing = False
+        self.refused_words = b""
         self.delay_s = 0.0
         self._links: dict[_Link, None] = {}
         self._loop = asyncio.new_event_loop()
@@ -80,6 +82,17 @@ class TcpProxy:
     def refuse(self, *, cut: bool = True) -> None:
         asyncio.run_coroutine_threadsafe(self._refuse(cut), self._loop).result(TIMEOUT_S)
 
+    def refuse_who_says(self, words: bytes) -> None:
+        """`words` are among the first bytes that such a client sends."""
+
+        def refuse() -> None:
+            self.refused_words = words
+            for link in list(self._links):
+                if words in link.first_bytes:
+                    link.cut()
+
+        self._do(refuse)
+
     def stall(self) -> None:
         def stall() -> None:
             self.stalled = True
@@ -122,6 +135,7 @@ class TcpProxy:
 
     async def _heal(self) -> None:
         self.stalled = self.dropping_answers = False
+        self.refused_words = b""
         self.delay_s = 0.0
         for link in list(self._links):
             if link.lost_bytes:
@@ -163,6 +177,7 @@ class _Link:
         self.proxy = proxy
         self.sides: dict[bool, _Side] = {}  # by is_client
         self.lost_bytes = 0
+        self.first_bytes = b""  # of the client
         self._connecting: asyncio.Task[None] | None = None
 
     def on_side(self, side: _Side) -> None:
@@ -217,6 +232,11 @@ class _Side(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         proxy = self.link.proxy
+        if self.is_client and not self.link.first_bytes:
+            self.link.first_bytes = data
+            if proxy.refused_words and proxy.refused_words in data:
+                self.link.cut()
+                return
         if proxy.dropping_answers and not self.is_client:
             self.link.lost_bytes += len(data)
             proxy.lost_bytes += len(data)

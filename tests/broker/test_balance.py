@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -38,7 +39,7 @@ def carried_out(brokers: Sequence[BrokerState], plan: Plan) -> list[BrokerState]
     [
         ([broker("a", 0.3, 0.3), broker("b")], [("a", "b")]),  # a new broker gets its share
         ([broker("a", 0.25, 0.25), broker("b", 0.4)], []),  # 0.50 and 0.40 are within 20 % of 0.45
-        ([broker("a", 0.02, 0.02), broker("b")], []),  # an idle cluster stays as it is
+        ([broker("a", 0.01, 0.01), broker("b")], []),  # an idle cluster stays as it is
         ([broker("a", 0.3, 0.3), broker("b", takes=False)], []),  # a broker that is drained gets nothing
         ([broker("a", 0.4, 0.2), broker("b", 0.1), broker("c", takes=False)], [("a", "b")]),
         ([broker("a", *[0.2] * 4, takes=False), broker("b", 0.1), broker("c", 0.1)], [("a", "b"), ("a", "c")]),  # it only gives
@@ -153,6 +154,8 @@ class Cluster:
         self.noise = 0.0
         self.cost = 1.0
         """What the processors say, over the estimate."""
+        self.idle_cpu = 0.0
+        """What they say besides that, however little there is to do."""
 
     def report(self, name: str) -> BrokerReport:
         bundles = []
@@ -161,7 +164,7 @@ class Cluster:
                 shown = self.loads[bundle] * (1 + self.noise * self.random.uniform(-1, 1))
                 shown *= min(1.0, (self.now_s - self.moved_s.get(bundle, 0.0)) / 10)  # a window of 10 s
                 bundles.append(BundleLoad(bundle, messages_in_per_s=shown * MESSAGES_PER_S, topics=0))
-        cpu = self.cost * sum(self.loads[bundle] for bundle, owner in self.owners.items() if owner == name)
+        cpu = self.idle_cpu + self.cost * sum(self.loads[bundle] for bundle, owner in self.owners.items() if owner == name)
         return BrokerReport(name, tuple(bundles), cpu, started_at_ms=0, reported_at_ms=10**9)
 
     def round(self) -> Plan:
@@ -180,11 +183,19 @@ class Cluster:
         return {name: sum(self.loads[bundle] for bundle, owner in self.owners.items() if owner == name) for name in self.brokers}
 
 
-@pytest.mark.parametrize("cost", [0.0, 1.0, 3.0])
+@pytest.mark.parametrize(
+    ("load", "cost", "idle_cpu"),
+    [
+        (0.015, 0.0, 0.0),
+        (0.015, 1.0, 0.0),
+        (0.015, 3.0, 0.0),
+        (0.0014, 1.5, 0.03),  # loops with little to do: their processors differ less than their loads
+    ],
+)
 @pytest.mark.parametrize("noise", [0.0, 0.1])
-def test_a_new_broker_has_its_share_within_a_minute(noise: float, cost: float) -> None:
-    cluster = Cluster(1, a=[0.015] * 24, b=[0.015] * 24, c=[])
-    cluster.noise, cluster.cost = noise, cost
+def test_a_new_broker_has_its_share_within_a_minute(noise: float, load: float, cost: float, idle_cpu: float) -> None:
+    cluster = Cluster(1, a=[load] * 20, b=[load] * 28, c=[])
+    cluster.noise, cluster.cost, cluster.idle_cpu = noise, cost, idle_cpu
     for _ in range(12):
         cluster.round()
     mean = sum(cluster.loads.values()) / 3
@@ -193,6 +204,17 @@ def test_a_new_broker_has_its_share_within_a_minute(noise: float, cost: float) -
     for _ in range(60):
         cluster.round()
     assert len(cluster.moves) - moved <= 2  # it stays as it is
+
+
+def test_a_broker_that_needs_more_for_each_message_gets_fewer_once_its_loop_is_busy() -> None:
+    def loads(cpu: float) -> list[float]:
+        held = [BrokerReport(name, (BundleLoad(f"t/n/{name}", 4000.0, topics=0),), reported_at_ms=10**9) for name in "ab"]
+        reports = [replace(held[0], cpu=cpu), replace(held[1], cpu=cpu / 2)]
+        return [round(state.load, 3) for state in BalanceMemory().states(1000.0, reports)]
+
+    assert loads(0.3) == [0.25, 0.25]  # the estimate is 0.2, and what both processors say is alike
+    assert loads(0.5) == [0.438, 0.312]
+    assert loads(0.9) == [0.9, 0.45]
 
 
 def test_what_is_uneven_for_a_moment_moves_nothing() -> None:

@@ -191,6 +191,18 @@ async def test_a_broker_that_is_added_gets_its_share_and_then_nothing_moves() ->
         assert (leader.moves, leader.refused) == (3, 0)
 
 
+async def test_a_round_that_could_not_move_all_is_followed_by_the_next_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(balance_memory, "CONFIRM_ROUNDS", 1)
+    monkeypatch.setattr(load_balancer, "_HASTE", 0.0001)
+    async with balanced(bundles=16) as found:
+        first, second = found.world.brokers
+        await found.load(first, 6, 0.6)
+        rare = BalanceSettings(interval_s=300.0, moves_at_once=1)
+        leader = found.add(first, rare)
+        found.add(second, rare)
+        await wait_until(lambda: leader.moves == 3)
+
+
 async def test_the_view_says_what_moved_and_why() -> None:
     async with balanced(bundles=16) as found:
         first, second = found.world.brokers

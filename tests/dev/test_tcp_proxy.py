@@ -69,6 +69,26 @@ def test_a_cut_breaks_what_is_open_and_lets_new_ones_through(proxy: TcpProxy) ->
         assert receive(connection, 1) == b"b"
 
 
+def test_refused_by_the_first_bytes_until_healed(proxy: TcpProxy) -> None:
+    with connect(proxy) as wanted, connect(proxy) as unwanted:
+        for connection in (wanted, unwanted):
+            connection.sendall(b"good" if connection is wanted else b"bad!")
+            receive(connection, 4)
+        proxy.refuse_who_says(b"bad")
+        with pytest.raises(ConnectionResetError):
+            unwanted.recv(1)
+        wanted.sendall(b"bad!")  # not its first bytes
+        assert receive(wanted, 4) == b"bad!"
+    with connect(proxy) as connection:
+        connection.sendall(b"so bad")
+        with pytest.raises(ConnectionResetError):
+            connection.recv(1)
+    proxy.heal()
+    with connect(proxy) as connection:
+        connection.sendall(b"bad")
+        assert receive(connection, 3) == b"bad"
+
+
 def test_refused_until_healed(proxy: TcpProxy) -> None:
     proxy.refuse()
     with pytest.raises(ConnectionRefusedError):

@@ -1,7 +1,8 @@
 """A cluster whose connections go through proxies: what is between its processes can be cut and stalled, while all of them live.
 
-broker ──► proxy of bookie-1 ──► bookie-1            lookups of a bookie tell its proxy's port
-broker ──► proxy of ZooKeeper ──► ZooKeeper ◄── bookies
+broker-1 ──► proxy of bookie-1 ──► bookie-1              lookups of a bookie tell its proxy's port
+broker-1 ──► its proxy of ZooKeeper ──► ZooKeeper ◄── bookies
+client, broker-2 ──► proxy of broker-1 ──► broker-1      so do lookups of topics
 """
 
 from __future__ import annotations
@@ -32,20 +33,23 @@ SESSION_TIMEOUT_S = 10.0
 
 
 class ProxiedCluster(BrokenOnPurpose):
-    """One broker, four bookies. `with ProxiedCluster() as cluster:`"""
+    """`with ProxiedCluster() as cluster:`"""
 
-    def __init__(self, bookies: int = 4) -> None:
+    def __init__(self, bookies: int = 4, brokers: int = 1) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="cepheid-proxied-"))
         self.bookies: dict[str, TcpProxy] = {}
-        self.zookeeper: TcpProxy
+        self.brokers: dict[str, TcpProxy] = {}
+        self.zookeepers: dict[str, TcpProxy] = {}
+        """Of each broker one, to the same server."""
         self._count = bookies
         self._processes: dict[str, DetachedProcess] = {}
         self._opened = ExitStack()
-        self._port, self.admin_port = free_port(), free_port()
+        self._brokers = [f"broker-{number}" for number in range(1, brokers + 1)]
+        self.admin_port = free_port()
 
     @property
     def service_url(self) -> str:
-        return f"pulsar://127.0.0.1:{self._port}"
+        return f"pulsar://{','.join(proxy.address for proxy in self.brokers.values())}"
 
     def log_paths(self) -> Mapping[str, Path]:
         return {name: self.directory / f"{name}.log" for name in self._processes}
@@ -64,7 +68,7 @@ class ProxiedCluster(BrokenOnPurpose):
             shutil.rmtree(self.directory, ignore_errors=True)
 
     def heal(self) -> None:
-        for proxy in (self.zookeeper, *self.bookies.values()):
+        for proxy in (*self.zookeepers.values(), *self.brokers.values(), *self.bookies.values()):
             proxy.heal()
         self.wait_until(lambda: len(self.writable()) == self._count, "every bookie is registered")
 
@@ -72,7 +76,6 @@ class ProxiedCluster(BrokenOnPurpose):
         server = ZooKeeperServer(self.directory / "zookeeper", free_port())
         server.start()
         self._opened.callback(server.kill)
-        self.zookeeper = self._opened.enter_context(TcpProxy(server.address))
         direct = f"zk://{server.address}"
         self.view = MetadataView(direct)
         self._opened.callback(self._stop_all)
@@ -86,10 +89,15 @@ class ProxiedCluster(BrokenOnPurpose):
             self._run(name, "bookie", "--metadata", direct, "--id", name, "--data", data, *ports, *self._session)
         settings = self.directory / "broker.toml"
         settings.write_text(toml_text(SETTINGS["broker"]))
-        ports = ["--port", str(self._port), "--admin-port", str(self.admin_port), "--config", str(settings)]
-        self._run("broker", "broker", "--metadata", f"zk://{self.zookeeper.address}", "--id", "broker", *ports, *self._session)
-        for name in ("broker", *self.bookies):
-            self.wait_until(lambda name=name: READY in self._log(name), f"{name} is ready")  # type: ignore[misc]
+        for name in self._brokers:
+            zookeeper = self.zookeepers[name] = self._opened.enter_context(TcpProxy(server.address))
+            port, admin_port = free_port(), self.admin_port if name == self._brokers[0] else free_port()
+            proxy = self.brokers[name] = self._opened.enter_context(TcpProxy(f"127.0.0.1:{port}"))
+            ports = ["--port", str(port), "--advertised-port", str(proxy.port), "--admin-port", str(admin_port)]
+            rest = ["--id", name, "--config", str(settings), *ports, *self._session]
+            self._run(name, "broker", "--metadata", f"zk://{zookeeper.address}", *rest)
+        for name in (*self.brokers, *self.bookies):
+            self.wait_until(lambda name=name: READY in self.log(name), f"{name} is ready")  # type: ignore[misc]
         keep_everything(f"http://127.0.0.1:{self.admin_port}")
 
     @property
@@ -100,12 +108,12 @@ class ProxiedCluster(BrokenOnPurpose):
         command = [sys.executable, "-m", "cepheid_cli", *arguments]
         self._processes[name] = spawn(command, self.directory / f"{name}.log", dict(os.environ))
 
-    def _log(self, name: str) -> str:
+    def log(self, name: str) -> str:
         path = self.directory / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
     def _wait_gone(self, name: str) -> None:
-        assert self._processes.pop(name).wait_gone(STOP_LIMIT_S), f"{name} does not end: {self._log(name)}"
+        assert self._processes.pop(name).wait_gone(STOP_LIMIT_S), f"{name} does not end: {self.log(name)}"
 
     def _stop_all(self) -> None:
         for process in self._processes.values():

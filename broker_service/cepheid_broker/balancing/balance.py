@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-MIN_GAP = 0.05
+MIN_GAP = 0.02
 MIN_LOAD = 0.001
 """A bundle with less is not worth a move."""
 SPLIT_LOAD = 0.5

@@ -11,7 +11,9 @@ Rules
    again meanwhile: it still has the bundle at the old owner.
 4. The processor of a broker that has just started counts for nothing: importing and opening are no load that moves.
 5. Two halves of a bundle that was split have their loads from their topics, and may move at once.
-6. A broker that has started again and again takes nothing until it has run for a while: each of its ends stops the clients of what
+6. While no loop is busy, what the processor counts for a bundle is the same at all brokers. A loop with little to do spends more on
+   each message than one that takes several at once, and what it spends does not move along with a bundle.
+7. A broker that has started again and again takes nothing until it has run for a while: each of its ends stops the clients of what
    it has. Its bundles stay with those who took them over.
 """
 
@@ -48,6 +50,8 @@ _SAME_START_S = 4.0
 _NEW_PART = 0.5
 """Weight of the newest report in smoothed loads."""
 _MOST_SCALE = 10.0
+_IDLE_CPU, _BUSY_CPU = 0.3, 0.7
+"""Shares of a core. Up to the one a loop counts as little used, from the other on its own processor time counts for its bundles."""
 
 
 @dataclass(slots=True)
@@ -93,9 +97,11 @@ class BalanceMemory:
             bundle.name: None for target, bundles in on_the_way.items() if target in reporting for bundle in bundles
         }
         states = []
+        scales = self._measure(now_s, reports)
         for report in reports:
             unsteady = self._why_unsteady(report)
-            state = self._state(now_s, report, report.broker_id not in leaving and not unsteady, may_split)
+            takes = report.broker_id not in leaving and not unsteady
+            state = self._state(now_s, report, scales[report.broker_id], takes, may_split)
             coming = tuple(on_the_way.get(report.broker_id, ()))
             held = (bundle for bundle in state.bundles if bundle.name not in gone_from_here)
             states.append(BrokerState(state.broker_id, (*held, *coming), state.own_load, state.takes, unsteady))
@@ -135,7 +141,7 @@ class BalanceMemory:
         return [report.broker_id for report in reports if self._why_unsteady(report)]
 
     def _why_unsteady(self, report: BrokerReport) -> str:
-        """Return why nothing should move to this broker (rule 6), as a sentence; empty if it is steady."""
+        """Return why nothing should move to this broker (rule 7), as a sentence; empty if it is steady."""
         starts = self._starts.get(report.broker_id, [])
         if len(starts) < FLAPPING_STARTS or starts[-1] - starts[0] > FLAPPING_S or report.age_s >= STEADY_S:
             return ""
@@ -153,12 +159,7 @@ class BalanceMemory:
                 found.setdefault(moved.target, []).append(coming)
         return found
 
-    def _state(self, now_s: float, report: BrokerReport, takes: bool, may_split: bool) -> BrokerState:
-        for bundle in report.bundles:
-            before = self._loads.get(bundle.bundle, bundle.load)
-            self._loads[bundle.bundle] = before + _NEW_PART * (bundle.load - before)
-        estimate = sum(self._loads[bundle.bundle] for bundle in report.bundles)
-        scale = self._scale(now_s, report, estimate)
+    def _state(self, now_s: float, report: BrokerReport, scale: float, takes: bool, may_split: bool) -> BrokerState:
         bundles = []
         for bundle in report.bundles:
             load = scale * self._loads[bundle.bundle]
@@ -169,18 +170,36 @@ class BalanceMemory:
             _, refused = self._unsplit.get(bundle.bundle, (0.0, ""))
             bundles.append(BundleState(bundle.bundle, load, bundle.topics, not rests, may_split, refused))
         own_load = (
-            0.0 if report.age_s < STARTING_S else max(0.0, report.cpu - _MOST_SCALE * estimate)
+            0.0 if report.age_s < STARTING_S else max(0.0, report.cpu - _MOST_SCALE * self._estimate(report))
         )  # not the work of its bundles
         return BrokerState(report.broker_id, tuple(bundles), own_load, takes)
 
-    def _scale(self, now_s: float, report: BrokerReport, estimate: float) -> float:
-        known = self._scales.get(report.broker_id, 1.0)
+    def _measure(self, now_s: float, reports: Sequence[BrokerReport]) -> dict[str, float]:
+        """Smooth the loads of all bundles; return by what they are multiplied at each broker (rule 6)."""
+        for report in reports:
+            for bundle in report.bundles:
+                before = self._loads.get(bundle.bundle, bundle.load)
+                self._loads[bundle.bundle] = before + _NEW_PART * (bundle.load - before)
+            self._measure_scale(now_s, report)
+        known = {report.broker_id: self._scales.get(report.broker_id) for report in reports}
+        measured = [(scale, self._estimate(report)) for report in reports if (scale := known[report.broker_id]) is not None]
+        total = sum(estimate for _, estimate in measured)
+        common = sum(scale * estimate for scale, estimate in measured) / total if total > 0.0 else 1.0
+        busiest = max((report.cpu for report in reports if report.age_s >= STARTING_S), default=0.0)
+        own_part = min(1.0, max(0.0, (busiest - _IDLE_CPU) / (_BUSY_CPU - _IDLE_CPU)))
+        return {name: common if own is None else common + own_part * (own - common) for name, own in known.items()}
+
+    def _measure_scale(self, now_s: float, report: BrokerReport) -> None:
+        estimate = self._estimate(report)
         settles = now_s - self._involved.get(report.broker_id, float("-inf")) < SETTLE_S
-        if settles or report.age_s < STARTING_S or estimate <= 0.0:
-            return known
-        measured = min(_MOST_SCALE, max(1.0, report.cpu / estimate))
-        self._scales[report.broker_id] = scale = known + _NEW_PART * (measured - known)
-        return scale
+        if not (settles or report.age_s < STARTING_S or estimate <= 0.0):
+            measured = min(_MOST_SCALE, max(1.0, report.cpu / estimate))
+            before = self._scales.get(report.broker_id, measured)
+            self._scales[report.broker_id] = before + _NEW_PART * (measured - before)
+
+    def _estimate(self, report: BrokerReport) -> float:
+        """The sum over its bundles, smoothed."""
+        return sum(self._loads[bundle.bundle] for bundle in report.bundles)
 
     def _forget(self, now_s: float, reports: Sequence[BrokerReport]) -> None:
         """Keep what concerns the reports of this round only, and what is not over."""

@@ -44,6 +44,8 @@ REPORT_LIMIT_S = 2.0
 """How long a round waits for a report. A broker that does not answer must not hold up what the others need."""
 _ROUNDS_USED = 3
 _LOOK_S = 1.0
+_HASTE = 0.2
+"""Part of the interval after which a round follows that could not move all that it should."""
 _ALONE_ROUNDS = 3
 _OUT_ROUNDS = 12
 _REMEMBERED = 100
@@ -211,17 +213,17 @@ class LoadBalancer:
             settings = await self.settings()
             if not await self._election.holds():
                 return
-            await self._round(settings)
+            is_cut_off = await self._round(settings)
             if self._rounds - self._answered_round >= _ALONE_ROUNDS:
                 self._out_until_s = asyncio.get_running_loop().time() + _OUT_ROUNDS * settings.interval_s
                 log.warning("balance.gave_way", extra={"broker": self._ownership.broker_id, "unanswered": list(self._silent)})
                 break
-            await self._rest()
+            await self._rest(_HASTE if is_cut_off else 1.0)
         if not self._deposed.is_set() and self._is_out():
             await self._election.resign()
 
-    async def _rest(self) -> None:
-        """Wait for the next round, or until this broker is deposed. A shorter interval holds within `_LOOK_S`."""
+    async def _rest(self, part: float) -> None:
+        """Wait for this part of the interval, or until this broker is deposed. A shorter interval holds within `_LOOK_S`."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while not self._deposed.is_set():
@@ -229,7 +231,7 @@ class LoadBalancer:
                 settings = await self.settings()
             except MetadataError:  # the next round finds out whether that lasts
                 settings = self._in_force
-            if (left_s := settings.interval_s - (loop.time() - began_s)) <= 0:
+            if (left_s := part * settings.interval_s - (loop.time() - began_s)) <= 0:
                 return
             try:
                 async with asyncio.timeout(min(left_s, _LOOK_S)):
@@ -237,7 +239,8 @@ class LoadBalancer:
             except TimeoutError:
                 pass
 
-    async def _round(self, settings: BalanceSettings) -> None:
+    async def _round(self, settings: BalanceSettings) -> bool:
+        """Return whether there was more to move than one round may."""
         async with self._acting:
             self._rounds += 1
             await self._hear()
@@ -245,6 +248,7 @@ class LoadBalancer:
             self._log_notes(plan)
             if settings.enabled:
                 await self._perform(plan)
+            return settings.enabled and len(plan.moves) >= settings.moves_at_once
 
     def _forget(self) -> None:
         self._memory = BalanceMemory()

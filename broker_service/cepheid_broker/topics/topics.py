@@ -24,6 +24,7 @@ from cepheid_broker.ownership import OPEN_LIMIT_S, Bundle, Heir, Ownership, Sole
 from cepheid_broker.policies import PolicyFollower, TopicPolicies, ledger_config
 from cepheid_broker.settings import BrokerSettings
 from cepheid_broker.topics.non_persistent_topic import NonPersistentTopic
+from cepheid_broker.topics.opening_turns import OpeningTurns
 from cepheid_broker.topics.persistent_topic import PersistentTopic
 from cepheid_broker.topics.topic import Topic
 from cepheid_broker.topics.topic_catalog import TopicCatalog, being_deleted
@@ -66,6 +67,8 @@ class Topics:
         self._tasks = tasks
         self._open: dict[TopicName, Topic] = {}
         self._opening: dict[TopicName, asyncio.Task[Topic | Exception | None]] = {}
+        self._turns = OpeningTurns()
+        self._hasty: dict[TopicName, None] = {}  # their producers stand still until another broker has heard that they are open
         self._closing: dict[TopicName, asyncio.Task[Exception | None]] = {}
         self._retry: dict[TopicName, tuple[float, float]] = {}  # earliest loop time of the next attempt; the pause before it
         self._name_prefix = f"{cluster}-{ports.random.getrandbits(40):010x}"
@@ -138,7 +141,12 @@ class Topics:
 
     async def _load(self, name: TopicName, exists: bool) -> Topic | Exception | None:
         """Return an error instead of raising it: all waiting callers receive it, and the task itself has not failed."""
+        turn = None
         try:
+            if name not in self._hasty:
+                turn = await self._turns.take()
+                self._check_not_stopping(name)
+                self._check_owned(name)  # to open what somebody else owns by now would stop them
             if (policies := await self._follow(name, exists)) is None:
                 return None
             return await self._load_governed(name, policies)
@@ -150,6 +158,8 @@ class Topics:
             return error
         finally:
             self._opening.pop(name, None)
+            if turn is not None:
+                self._turns.give_back(turn)
 
     async def _follow(self, name: TopicName, exists: bool) -> TopicPolicies | None:
         """Return the effective policies and follow them from now on; None, without following, if `_opened_once` is to return
@@ -357,7 +367,12 @@ class Topics:
 
     async def take_in(self, topics: Sequence[TopicName]) -> list[TopicName]:
         """Open these topics; one that fails is left out of the result, and its client gets the error when it connects."""
-        outcomes = await asyncio.gather(*(self.get(name, may_create=False) for name in topics), return_exceptions=True)
+        self._hasty.update(dict.fromkeys(topics))
+        try:
+            outcomes = await asyncio.gather(*(self.get(name, may_create=False) for name in topics), return_exceptions=True)
+        finally:
+            for name in topics:
+                self._hasty.pop(name, None)
         for outcome in outcomes:
             if isinstance(outcome, BaseException) and not isinstance(outcome, CepheidError | TimeoutError):
                 raise outcome

@@ -17,6 +17,7 @@ MODEL: tuple[tuple[str, tuple[tuple[str, tuple[str, ...]], ...]], ...] = (
             ),
             ("faults/machines.py", ("power loss before a step", "crash before a step", "broker crash before a step")),
             ("world/cluster.py", ("crash at a disk operation",)),
+            ("workloads/operators.py", ("broker crash in a drain",)),
         ),
     ),
     (

@@ -17,7 +17,7 @@ from cepheid_bookie.limbo import Limbo
 from cepheid_broker.ownership.broker_liveness import BrokerLiveness, PeerSigns
 from cepheid_broker.ownership.bundle_ownership import BundleOwnership
 from cepheid_broker.ownership.bundle_split import BundleSplits
-from cepheid_broker.ownership.bundle_states import BundleStates
+from cepheid_broker.ownership.bundle_states import BundleStates, Tenure
 from cepheid_broker.ownership.bundle_tenures import BundleTenures
 from cepheid_broker.ownership.bundles import Bundle
 from cepheid_broker.ownership.owner_reach import OwnerReach
@@ -36,6 +36,27 @@ from cepheid_metadata import UNDELETED, Chain, Delete, DeletedLedgers, LedgerMet
 from cepheid_ports import CepheidError
 from cepheid_rpc import EntryGroup, encode_group
 from tests.simulation.mutants.registry import mutant, scenario_mutant
+
+
+@mutant("O1")
+@contextlib.contextmanager
+def drain_before_topics_are_closed() -> Iterator[None]:
+    """A broker that is drained lets go of its bundles first, and closes their topics afterwards."""
+    release = BundleTenures._release
+
+    async def let_go(self: BundleTenures, tenure: Tenure, to: str, reason: str) -> Any:
+        if reason != "the broker is drained":
+            return await release(self, tenure, to, reason)
+        user, self.user = self.user, mock.Mock(hand_over=mock.AsyncMock(return_value=True), unload_bundle=mock.AsyncMock())
+        try:
+            error = await release(self, tenure, to, reason)
+        finally:
+            self.user = user
+        await user.unload_bundle(tenure.bundle, reason)
+        return error
+
+    with mock.patch.object(BundleTenures, "_release", let_go):
+        yield
 
 
 @mutant("L3")

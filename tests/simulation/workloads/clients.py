@@ -144,6 +144,8 @@ class ClientWorkload:
             self._world.start_outside(self._operators.hand_over(), "hand topics over")
             if self._operators.splits_bundles:
                 self._world.start_outside(self._operators.split(), "split bundles")
+            if self._operators.drains_brokers:
+                self._world.start_outside(self._operators.drain(), "drain brokers")
 
     # Machines
 

@@ -2,6 +2,7 @@
 
 unload, trim, hand over  clients notice a pause; of a topic that is handed over, another broker
 split a bundle           clients notice nothing
+drain a broker           all of its topics go to others, unless it crashes on the way; it takes bundles again afterwards
 examine                  the oldest messages are read, over and over, also while retention trims
 delete a topic           with force: its clients come again, and make it anew; what was in it is gone
 reset, skip, delete      a subscription moves: `moving` and `moved` frame it in the history (tests/history/rules_served.py)
@@ -29,8 +30,9 @@ from tests.history.events import Position
 from tests.simulation.checks.client_notes import BEGINNING, ClientNotes
 from tests.simulation.checks.client_trims import ClientTrims
 from tests.simulation.workloads.ledgers import EXPECTED
+from tests.simulation.world.node import Node
 from tests.simulation.world.sim_broker import SimBroker
-from tests.simulation.world.sim_operator import Operator
+from tests.simulation.world.sim_operator import Operator, ask
 
 if TYPE_CHECKING:
     from tests.simulation.workloads.clients import Subscribed
@@ -39,6 +41,10 @@ if TYPE_CHECKING:
 _HAND_OVERS_PER_S = 0.4
 _SPLITS_PER_S = 0.4
 _WORLDS_THAT_SPLIT = 0.3
+_DRAINS_PER_S = 0.6
+_WORLDS_THAT_DRAIN = 0.3
+_INTERRUPTED_DRAINS = 0.3
+_DRAIN_PATIENCE_S = 6.0
 _LIMITS = (None, None, 1, 3, 10)
 
 
@@ -53,6 +59,14 @@ def _found(broker: Broker, subscribed: Subscribed) -> tuple[PersistentTopic, Sub
         return None
     subscription = topic.subscriptions.get(subscribed.name)
     return None if subscription is None else (topic, subscription)
+
+
+async def _drain(context: AdminContext) -> None:
+    context.broker.ownership.drain()
+
+
+async def _undrain(context: AdminContext) -> None:
+    context.broker.ownership.undrain()
 
 
 class TopicOperators:
@@ -72,6 +86,8 @@ class TopicOperators:
         """Of topics that were terminated: the last position, as whoever asked was told."""
         self._splits = random.Random(f"{world.seed}/split")
         self.splits_bundles = self._splits.random() < _WORLDS_THAT_SPLIT
+        self._drains = random.Random(f"{world.seed}/drain")
+        self.drains_brokers = self._drains.random() < _WORLDS_THAT_DRAIN
         self._acts: dict[Callable[[Broker, Subscribed], Any], float] = {
             self._unload: 2.0,
             self._trim: 1.0,
@@ -197,6 +213,53 @@ class TopicOperators:
                 self._history.did("split a bundle")
             except EXPECTED as error:
                 self._history.note(f"an operator cannot split the bundle of {topic}: {error!r}")
+
+    async def drain(self) -> None:
+        """In some of these worlds: a broker is drained while clients use its topics, and some of these drains end with a crash."""
+        rng, world = self._drains, self._world
+        while not self.stopped:
+            await asyncio.sleep(rng.expovariate(_DRAINS_PER_S))
+            crash_s, is_interrupted = rng.choice((0.005, 0.02, 0.1)), rng.random() < _INTERRUPTED_DRAINS
+            owners = [broker for broker in world.brokers.values() if broker.ready and broker.broker.ownership.owned_bundles()]
+            if self.stopped or not owners or not world.does():
+                continue
+            broker = rng.choice(owners)
+            node = broker.node
+            try:
+                await ask(broker, _drain)
+                if is_interrupted:
+                    await asyncio.sleep(crash_s)
+                    self._crash(broker, node)
+                elif await self._is_drained(broker, node):
+                    self._history.did("drain a broker")
+            except EXPECTED as error:
+                self._history.note(f"an operator cannot drain {broker.process}: {error!r}")
+            await self._undrain(broker, node)
+
+    def _crash(self, broker: SimBroker, node: Node) -> None:
+        world, is_same = self._world, broker.node is node and node.alive
+        is_draining = is_same and broker.broker.ownership.draining and world.plan.active
+        if is_draining and world.plan.deals("broker crash in a drain"):
+            broker.crash()
+            world.later(0.5, lambda: world.come_back(broker))
+
+    async def _is_drained(self, broker: SimBroker, node: Node) -> bool:
+        """Wait until it has no bundles. False: it did not become that far in time."""
+        deadline = self._world.loop.time() + _DRAIN_PATIENCE_S
+        while broker.node is node and broker.ready and not self.stopped and self._world.loop.time() < deadline:
+            if not broker.broker.ownership.bundles_held:
+                return True
+            await asyncio.sleep(0.05)
+        return False
+
+    async def _undrain(self, broker: SimBroker, node: Node) -> None:
+        """Again and again: it may sleep. With its process the drain has ended."""
+        while broker.node is node and node.alive:
+            try:
+                await ask(broker, _undrain)
+                return
+            except EXPECTED:
+                await asyncio.sleep(0.3)
 
     async def _delete_topic(self, broker: Broker, subscribed: Subscribed) -> None:
         """Once it is done nothing of what was in it is in it (M3)."""
