@@ -183,7 +183,7 @@ def test_why_not_freed_names_the_rule_that_keeps_ledgers_of_which_metadata_lacks
         "cepheid bookies confirm-missing bookie-1"
     )
     run_async(report(range(0)))
-    assert run_async(read_owners(original.metadata)).why_kept(5, "bookie-1").startswith("nothing, metadata does not have it")
+    assert run_async(read_owners(original.metadata)).why_kept(5, "bookie-1").startswith("nothing, as metadata does not have it")
 
 
 def test_a_journal_directory_that_is_the_data_directory_is_locked_once(original: Shell) -> None:

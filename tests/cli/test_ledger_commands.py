@@ -179,7 +179,7 @@ def test_each_finding_has_a_cure(ailment: Copy, valid: int, words: str) -> None:
 
 
 def test_bytes_that_are_no_message_are_shown_as_that() -> None:
-    assert list(lines_of(3, 4, memoryview(b"\x00\x01"))) == ["3:4  2 bytes, no message"]
+    assert list(lines_of(3, 4, memoryview(b"\x00\x01"))) == ["3:4  2 bytes, not a message"]
 
 
 class ChangingSource:
