@@ -63,7 +63,7 @@ def test_times() -> None:
     assert time_ms("2026-05-01T12:00:00+00:00") == 1_777_636_800_000
     assert time_ms("2026-05-01T12:00:00+02:00") == 1_777_629_600_000
     assert time_ms("-15m") < time_ms("-14m")
-    with pytest.raises(BadValueError, match="is no time"):
+    with pytest.raises(BadValueError, match="is not a time"):
         time_ms("yesterday")
 
 
@@ -107,7 +107,7 @@ def test_a_bad_policy_value_says_what_to_write(name: str) -> None:
 
 
 def test_an_unknown_policy_is_named_with_those_there_are() -> None:
-    with pytest.raises(BadValueError, match="'retenton' is no policy; there are retention, ttl"):
+    with pytest.raises(BadValueError, match="'retenton' is not a policy; there are retention, ttl"):
         word("retenton")
 
 

@@ -120,7 +120,7 @@ def test_a_range_that_was_trimmed(server: ProcessCluster, client: pulsar.Client,
         assert ledger not in streamed.ledgers()
         start = json.dumps({streamed.topic: f"{ledger}:2"})
         message = said(load(topic, startingOffsets=start).count)
-        assert f"DataLossError: {streamed.topic}: what lies from {ledger}:2 to before" in message
+        assert f"DataLossError: {streamed.topic}: the range from {ledger}:2 to before" in message
         assert "trimmed by retention" in message
         assert "failOnDataLoss=false" in message
         rows = load(topic, startingOffsets=start, failOnDataLoss="false").collect()
