@@ -182,7 +182,7 @@ def test_an_offload_policy_is_read_and_shown_alike(text: str) -> None:
         ("s3://,keep=1h", "names no bucket: write s3://bucket/prefix"),
         ("s3://id:hush@bucket", "before an @"),
         ("s3://bucket?secret_access_key=hush", "carries 'secret_access_key'"),
-        ("s3://bucket,gs://other", "'gs://other' is a second place"),
+        ("s3://bucket,gs://other", "'gs://other' is a second destination"),
         ("s3://bucket,after-sise=1GB", "unknown option 'after-sise': .*; did you mean after-size"),
         ("s3://bucket,colour=red", "unknown option 'colour': after-size, after-age, keep, read-from are possible$"),
         ("s3://bucket,after-size=-1GB", "after-size: '-1GB' is no size"),

@@ -179,7 +179,7 @@ def test_why_not_freed_names_the_rule_that_keeps_ledgers_of_which_metadata_lacks
 
     run_async(report(range(5, 155)))
     assert run_async(read_owners(original.metadata)).why_kept(5, "bookie-1") == (
-        "metadata lacks 150 ledgers of this bookie, too many to be deleted without an operator: "
+        "metadata lacks 150 ledgers of this bookie, too many to delete without confirmation: "
         "cepheid bookies confirm-missing bookie-1"
     )
     run_async(report(range(0)))

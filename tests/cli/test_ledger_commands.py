@@ -321,7 +321,7 @@ def test_copies_of_a_bookie_that_did_not_answer_are_neither_bad_nor_lost(
     assert verified(monkeypatch, ChangingSource(ledger), bookies, ledger) is Verdict.BAD
     last_line = capsys.readouterr().out.splitlines()[-1]
     assert "5 valid, 1 bad or missing, 6 not known" in last_line
-    assert "0 entries without a valid copy, 1 entry of which only bookies that did not say can have one" in last_line
+    assert "0 entries without a valid copy, 1 entry of which only bookies that did not answer can have one" in last_line
 
 
 def test_an_open_ledger_whose_end_is_not_known_is_not_sound() -> None:

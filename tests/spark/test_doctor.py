@@ -95,7 +95,7 @@ def test_bookies_that_are_read_by_grpc_are_named_with_the_reason(tmp_path: Path,
         reasons = _by_grpc(addresses)
         close_channels()
     assert reasons.keys() == {"b", "c"}, "d is told among those that are not reached"
-    assert f"port {closed.port}, on which it serves scans: refused" in reasons["b"]
+    assert f"port {closed.port}, for scans: refused" in reasons["b"]
     assert "older release" in reasons["c"]
 
 
