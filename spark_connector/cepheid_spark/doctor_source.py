@@ -87,7 +87,7 @@ def _by_grpc(bookies: Mapping[str, str]) -> dict[str, str]:
             reasons[bookie] = "it serves scans with another protocol than this release"
         else:
             if door is not None and (why := _scan_error(door)) is not None:
-                reasons[bookie] = f"port {door.port}for scans: {why} (open it, or set the bookie's --scan-port)"
+                reasons[bookie] = f"port {door.port}, for scans: {why} (open it, or set the bookie's --scan-port)"
     return reasons
 
 
