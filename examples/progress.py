@@ -1,4 +1,4 @@
-"""Wait for a condition for as long as something moves, so that a slow machine does not fail and a stuck one does."""
+"""Waits for a condition as long as there is progress, so that a slow machine does not fail but a stuck one does."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _POLL_S = 0.05
 
 
 class DemoStalledError(CepheidError):
-    """Nothing moved for a long time."""
+    """There was no progress for a long time."""
 
 
 def wait_while_moving(condition: Callable[[], bool], progress: Callable[[], object], *, stall_s: float, logs: Path) -> None:
-    """Wait until `condition()` is true, with a call of `progress()` at each look and a last one after it.
+    """Wait until `condition()` is true, calling `progress()` at each check and once more at the end.
 
-    Raises DemoStalledError when `progress()` has returned the same for `stall_s` seconds; `logs` is where the error says to look.
+    Raises DemoStalledError if `progress()` returns the same value for `stall_s` seconds; the error refers to `logs`.
     """
     moved_at, last = time.monotonic(), progress()
     while not condition():

@@ -1,4 +1,4 @@
-"""The official `pulsar-client`, unmodified, with the settings that both programs use."""
+"""The official `pulsar-client`, unmodified, with the settings of the demos."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def connect(service_url: str, log_path: Path) -> pulsar.Client:
 
 
 def create_producer(client: pulsar.Client, topic: str, **settings: Any) -> pulsar.Producer:
-    """Open a producer that batches and never gives up: the client itself sends again after a crash of the server.
+    """Open a producer that batches and never gives up: the client itself resends after a crash of the server.
 
     `settings` are further arguments of the client's `create_producer`.
     """

@@ -1,4 +1,4 @@
-"""What both programs print at the end: a table of figures, and a table of promises that says which of them held."""
+"""The final output of the demos: a table of figures, and a table of promises that shows which of them held."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A promise and whether it held; `detail` has the numbers that it was judged by."""
+    """A promise and whether it held; `detail` has the numbers behind the verdict."""
 
     promise: str
     held: bool
@@ -36,7 +36,7 @@ def print_report(console: Console, title: str, figures: Sequence[tuple[str, str]
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """Return the value below which `share` (0..1) of `values` lie, or 0.0 when there are none."""
+    """Return the value below which `share` (0..1) of `values` lie; 0.0 if there are none."""
     if not values:
         return 0.0
     ordered = sorted(values)

@@ -1,4 +1,4 @@
-"""Judge what the clients saw against the source file. These are pure functions without a client or a clock."""
+"""Compares the clients' observations with the source file. Pure functions without a client or a clock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def check_receipts(publish: PublishObservations, stored: Sequence[int]) -> Check
 
 
 def check_order(stored: Sequence[int]) -> Check:
-    """Judge the order of first copies. After a crash the client sends events again, and these copies come later."""
+    """Judge the order of first copies. After a crash the client resends events, and these copies are later."""
     firsts = list(dict.fromkeys(stored))
     swapped = next((index for index in range(1, len(firsts)) if firsts[index] < firsts[index - 1]), None)
     detail = f"{len(firsts):,} events in the order in which they were sent"
@@ -40,7 +40,7 @@ def check_order(stored: Sequence[int]) -> Check:
 
 
 def check_totals(events: Sequence[FlightEvent], found: Counter[str]) -> Check:
-    """Judge `found`, the number of distinct events by the key of the message that arrived, not by the event's own carrier."""
+    """Judge `found`, the number of distinct events by the key of the received message, not by the event's own carrier."""
     expected = Counter(event.carrier for event in events)
     wrong = {carrier: (expected[carrier], found[carrier]) for carrier in expected | found if expected[carrier] != found[carrier]}
     return Check(
@@ -53,7 +53,7 @@ def check_totals(events: Sequence[FlightEvent], found: Counter[str]) -> Check:
 def check_subscription(events: Sequence[FlightEvent], seen: DeliveryObservations, killed_at_s: Sequence[float]) -> list[Check]:
     """Judge one subscription. `killed_at_s` are monotonic times.
 
-    The second check fails when no acknowledgement was old enough at the last kill, because it would show nothing.
+    The second check fails if no acknowledgement was old enough at the last kill, because it would prove nothing.
     """
     missing = len(events) - len(seen.distinct_events)
     last_kill = max(killed_at_s, default=0.0)

@@ -1,6 +1,6 @@
-"""The publisher and the consumers of the demo: threads around the official `pulsar-client`, and around Cepheid's own client.
+"""The publisher and the consumers of the demo: threads that use the official `pulsar-client` or Cepheid's own client.
 
-Both see the same topic: the official client publishes, and a subscription may have consumers of both.
+Both use the same topic: the official client publishes, and a subscription may have consumers of both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POLL_MS = 200
 RECEIVER_QUEUE = 5_000
 PACED_MESSAGES = 100  # a paced consumer looks at the clock once per this many messages
 Kind = Literal["official", "cepheid"]
-"""Which client a consumer is of."""
+"""The client of a consumer."""
 
 
 class Publisher:
@@ -34,7 +34,7 @@ class Publisher:
         self._producer = create_producer(client, topic, producer_name="flights")
 
     def publish(self, events: Sequence[FlightEvent]) -> None:
-        """Send `events` and wait for the last receipt. The observations get each receipt as it arrives."""
+        """Send `events` and wait for the last receipt. Each receipt is recorded as it arrives."""
         send, sent_at_s, now = self._producer.send_async, self._seen.sent_at_s, time.monotonic
         for event in events:
             sent_at_s[event.event_id] = now()
@@ -57,7 +57,7 @@ class Publisher:
 
 
 class SubscriptionReader:
-    """One or more consumers of a subscription. Each is a thread that receives, notes and acknowledges every message.
+    """One or more consumers of a subscription. Each is a thread that receives, records and acknowledges every message.
 
     `kinds` has the client of each. Those of the official client are opened at once, those of Cepheid when they start.
     `rate_per_s` limits all of them together, so that they are still busy when the server is killed.
@@ -118,7 +118,7 @@ class SubscriptionReader:
             raise self._failure
 
     def stop(self) -> None:
-        """End the threads and close the consumers, which sends the acknowledgements that are still queued."""
+        """End the threads and close the consumers, which sends queued acknowledgements."""
         self._stopping.set()
         for thread in self._threads:
             if thread.is_alive():

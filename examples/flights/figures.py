@@ -10,7 +10,7 @@ from examples.report import percentile
 
 @dataclass(frozen=True, slots=True)
 class DemoFigures:
-    """What was measured. Rates and latencies leave out the time in which the server was down."""
+    """Measurements. Rates and latencies exclude the time in which the server was down."""
 
     events: int
     bytes_published: int

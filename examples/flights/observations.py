@@ -1,4 +1,4 @@
-"""What the clients saw: sends, receipts, deliveries and acknowledgements. Client threads write it, `checks` judges it."""
+"""Observations of the clients: sends, receipts, deliveries and acknowledgements, written by client threads, judged by `checks`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 MessageKey: TypeAlias = tuple[int, int, int]
-"""Ledger id, entry id and batch index of a stored message. When the client sends an event again, the copy has another key."""
+"""Ledger id, entry id and batch index of a stored message. If the client resends an event, the copy has another key."""
 
 ACK_GRACE_S = 2.0
-"""An acknowledgement this much older than a kill must survive it. A younger one may still be on its way to the disk."""
+"""Age at a kill from which an acknowledgement must survive it. A younger one may not have reached the disk."""
 
 
 class PublishObservations:
-    """When each event was sent and when its receipt came, in monotonic seconds; 0 means not yet."""
+    """Times of sending and receipt of each event, in monotonic seconds; 0 means not yet."""
 
     def __init__(self, events: int) -> None:
         self.sent_at_s = array("d", bytes(8 * events))
@@ -32,7 +32,7 @@ class PublishObservations:
 
 @dataclass
 class DeliveryObservations:
-    """What one subscription delivered. `delivered` and `acknowledged_at_s` count stored messages, the rest counts events."""
+    """Deliveries of one subscription. `delivered` and `acknowledged_at_s` count stored messages, the rest counts events."""
 
     name: str
     order: list[int] = field(default_factory=list)  # event ids, in the order of delivery

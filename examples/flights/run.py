@@ -167,7 +167,7 @@ class _Demo:
         reader.stop()
 
     def _run_exclusive_again(self, client: pulsar.Client) -> None:
-        """Consume again after the second kill. Nothing that was acknowledged before may be delivered."""
+        """Consume again after the second kill. Nothing acknowledged before may be delivered."""
         reader = self._reader(client, self._exclusive)
 
         def progress() -> int:
@@ -212,7 +212,7 @@ class _Demo:
         return self._progress.add_task(description, total=len(self._events))
 
     def _progress_of(self, reader: SubscriptionReader, seen: DeliveryObservations, description: str) -> Callable[[], int]:
-        """Add a bar. Returns a function that updates it, raises what ended a consumer, and returns the number of events."""
+        """Add a bar; return a function that updates it, raises the error of a consumer, and returns the number of events."""
         bar = self._bar(description)
 
         def progress() -> int:
@@ -237,6 +237,6 @@ class _Demo:
         wait_while_moving(condition, look, stall_s=STALL_S, logs=self._server.log_path.parent)
 
     def _latencies_s(self, arrived: Iterable[tuple[int, float]]) -> list[float]:
-        """Return the seconds from sending to arrival, by (event id, arrival), without those in which the server was down."""
+        """Return the seconds from sending to arrival, by (event id, arrival), without times in which the server was down."""
         sent_and_arrived = ((self._publish.sent_at_s[event_id], at) for event_id, at in arrived)
         return [at - sent for sent, at in sent_and_arrived if not any(sent < up and at > down for down, up in self._outages_s)]

@@ -1,4 +1,4 @@
-"""The server of the demo: a `cepheid standalone` process that the demo kills and starts again on the same data."""
+"""The server of the demo: a `cepheid standalone` process that the demo kills and restarts on the same data."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class PortTakenError(CepheidError):
 
 @dataclass
 class ServerProcess:
-    """One standalone cluster on `data_dir`. `start_times_s` are from starting the process to its first acknowledged publish."""
+    """A standalone cluster on `data_dir`. `start_times_s`: from starting the process to its first acknowledged publish."""
 
     data_dir: Path
     port: int
@@ -50,7 +50,7 @@ class ServerProcess:
         return self.data_dir.parent / "server.log"
 
     def check_ports(self) -> None:
-        """Raise PortTakenError when another server listens on a port, because it would answer instead of this one."""
+        """Raise PortTakenError if another server listens on a port, because it would answer instead of this one."""
         for port, option in ((self.port, "--port"), (self.admin_port, "--admin-port")):
             with socket.socket() as probe:
                 if probe.connect_ex(("127.0.0.1", port)) == 0:
@@ -76,7 +76,7 @@ class ServerProcess:
         self.start_times_s.append(time.monotonic() - started)
 
     def kill(self) -> None:
-        """Send SIGKILL, so that the server can neither flush nor say goodbye to its clients."""
+        """Send SIGKILL, so that the server can neither flush nor notify its clients."""
         process = self._require_process()
         self.note_memory()
         self.killed_at_s.append(time.monotonic())
@@ -84,7 +84,7 @@ class ServerProcess:
         process.wait()
 
     def stop(self) -> int:
-        """Stop the server as Ctrl-C does. Returns the exit code."""
+        """Stop the server like Ctrl-C; return the exit code."""
         process = self._require_process()
         self.note_memory()
         if process.poll() is None:
@@ -100,7 +100,7 @@ class ServerProcess:
             self.peak_memory_bytes = max(self.peak_memory_bytes, resident_bytes(process.pid))
 
     def _serves(self) -> bool:
-        """Publish a message and return whether it was acknowledged, which is the shortest proof that the server serves."""
+        """Publish a message and return whether it was acknowledged, the simplest proof that the server works."""
         try:
             with cepheid.sync.connect(self.service_url, request_timeout_s=10.0) as client, client.producer(PROBE_TOPIC) as producer:
                 producer.send(b"probe")
@@ -114,7 +114,7 @@ class ServerProcess:
 
 
 def resident_bytes(pid: int) -> int:
-    """Return the resident memory of a process, from /proc or else from ps. It is 0 when the process has ended."""
+    """Return the resident memory of a process, from /proc or ps; 0 if the process has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError):

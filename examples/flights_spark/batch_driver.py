@@ -39,7 +39,7 @@ def main(service_url: str, topic: str, directory: Path, cluster: Path, victim: s
     flights = load()
     columns = flights.columns
     started = time.monotonic()
-    flights.count()  # starts the Python workers and loads classes, so that the next query is measured without that
+    flights.count()  # starts the Python workers and loads classes before the measured query
     first_s = time.monotonic() - started
     started = time.monotonic()
     delays = mean_delays(load()).collect()
@@ -75,7 +75,7 @@ def mean_delays(flights: Any) -> Any:
 
 
 def delays_topic(topic: str) -> str:
-    """Return the name of the topic that the mean delays are written to."""
+    """Return the name of the topic for the mean delays."""
     return f"{topic}-delays"
 
 
@@ -119,7 +119,7 @@ class JobWatch:
             thread.join()
 
     def summary(self) -> dict[str, Any]:
-        """Return what happened, as JSON can have it."""
+        """Return the results in a form for JSON."""
         failed = sum(info.numFailedTasks for info in self._stages.values())
         return {
             "acted_at": self.acted_at,

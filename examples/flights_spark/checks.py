@@ -1,4 +1,4 @@
-"""Judge what the demo saw against the source file. These are pure functions without Spark, a client or a clock."""
+"""Compares the demo's observations with the source file. Pure functions without Spark, a client or a clock."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MEAN_ERROR_MINUTES = 1e-6
 
 @dataclass
 class StreamSeen:
-    """What the demo saw of the streaming query. Counts are events unless they say otherwise."""
+    """Observations of the streaming query. Counts are events unless stated otherwise."""
 
     published_at_kill: int = 0
     counted_at_kill: int = 0
@@ -57,7 +57,7 @@ def check_columns(columns: Sequence[str], expected: Sequence[str]) -> Check:
 
 
 def check_delays(promise: str, rows: Sequence[Mapping[str, Any]], expected: Mapping[DelayKey, Delays]) -> Check:
-    """Judge the rows of a query. Each expected group must be there exactly once, and no other group."""
+    """Judge the rows of a query: each expected group must occur exactly once, and no other group."""
     found = {(row["carrier"], row["hour"]): row for row in rows}
     wrong = [key for key in [*expected, *found] if not _same_delays(found.get(key), expected.get(key))]
     flights = sum(row["flights"] for row in rows)
@@ -111,7 +111,7 @@ def check_totals(found: Mapping[str, Mapping[str, int]], expected: Mapping[str, 
 def check_kill(kill: Mapping[str, Any], bookie_is_gone: bool, failovers: int) -> Check:
     """Judge the kill of a bookie during a scan. `failovers` is how often a task found the bookie dead and read from another one.
 
-    Without any of those the kill would show nothing.
+    Without any of those the kill would prove nothing.
     """
     acted, failed = kill["acted_at"], kill["failed_tasks"]
     detail = "no bookie was killed, because the scan ended too soon"

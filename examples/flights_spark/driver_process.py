@@ -30,12 +30,12 @@ class DriverProcess:
                 [sys.executable, "-m", f"{__package__}.{module}", *arguments],
                 stdout=log,
                 stderr=log,
-                cwd=REPOSITORY,  # where `-m` finds the package `examples`, whatever the caller's directory is
+                cwd=REPOSITORY,  # here `-m` finds the package `examples`, whatever the caller's directory is
                 start_new_session=True,  # a process group with the JVM, so that one signal reaches both
             )
 
     def check_alive(self) -> None:
-        """Raise DriverFailedError when the process has ended with an error."""
+        """Raise DriverFailedError if the process has ended with an error."""
         code = self._process.poll()
         if code is not None and code != 0:
             raise DriverFailedError(f"{self._module} ended with exit code {code}; end of {self._log_path}:\n{self._log_tail()}")

@@ -1,4 +1,4 @@
-"""The results that the queries must have, computed from the source file without Spark and without Cepheid.
+"""The expected results of the queries, computed from the source file without Spark and without Cepheid.
 
 The hour is a column of the file, in New York's time, that the events do not have. Spark must compute it from their time in UTC.
 """
@@ -29,7 +29,7 @@ class Delays:
 
 @dataclass(slots=True)
 class Totals:
-    """The totals of one carrier. One lost event and one counted twice can leave count and id sum equal, but not the squares too."""
+    """The totals of one carrier. A lost event and one counted twice can leave count and id sum equal, but not also the squares."""
 
     events: int = 0
     id_sum: int = 0

@@ -12,7 +12,7 @@ from examples.report import percentile
 
 @dataclass(frozen=True, slots=True)
 class DemoFigures:
-    """What was measured. `batch` is what the batch driver wrote; `progress` are Spark's reports of all micro-batches."""
+    """Measurements. `batch` was written by the batch driver; `progress` are Spark's reports of all micro-batches."""
 
     events: int
     stored_bytes: int

@@ -1,4 +1,4 @@
-"""The Avro schema of the flights, and events as records of it."""
+"""The Avro schema of the flights, and the conversion of events to its records."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from examples.flights_spark.checks import StreamSeen
 
 
 def plot_all(directory: Path, delays: Sequence[Mapping[str, Any]], seen: StreamSeen, kill: Mapping[str, Any]) -> list[Path]:
-    """Draw the delays, the streaming query and the scan during which a bookie was killed. Returns the paths of the files."""
+    """Draw the delays, the streaming query and the scan during which a bookie was killed; return the paths of the files."""
     import matplotlib
 
     matplotlib.use("Agg")

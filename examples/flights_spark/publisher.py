@@ -1,4 +1,4 @@
-"""Publish the flights with their Avro schema, at full speed or at a steady rate."""
+"""Publishes the flights with their Avro schema, at full speed or at a steady rate."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PublishFailedError(CepheidError):
 
 
 class FlightPublisher:
-    """Publishes events to one topic; counts receipts and notes errors."""
+    """Publishes events to one topic; counts receipts and records errors."""
 
     def __init__(self, service_url: str, topic: str, log_path: Path) -> None:
         self._client = connect(service_url, log_path)
@@ -55,7 +55,7 @@ class FlightPublisher:
         return thread
 
     def check_errors(self) -> None:
-        """Raise PublishFailedError when publishing has failed."""
+        """Raise PublishFailedError if publishing has failed."""
         if self.errors:
             raise PublishFailedError(f"publishing failed: {self.errors[0]}")
 

@@ -92,7 +92,7 @@ class _Demo:
 
     def run(self) -> bool:
         admin = cepheid.admin.sync.connect(self._cluster.admin_urls[0])
-        # No subscription keeps the flights until the query starts, so retention must.
+        # No subscription retains the flights until the query starts, so retention must.
         admin.namespaces.set_retention("public/default", {"retentionTimeInMinutes": -1, "retentionSizeInMB": -1})
         publisher = FlightPublisher(self._cluster.service_url, TOPIC, self._spark / "client.log")
         try:
@@ -199,7 +199,10 @@ class _Demo:
         )
 
     def _watch(self, publisher: FlightPublisher, driver: DriverProcess, condition: Callable[[], bool]) -> None:
-        """Wait for `condition` and note how much is published and counted. Raises what ended the publisher or the driver."""
+        """Wait for `condition` and record how many events are published and counted.
+
+        Raises the error of the publisher or the driver.
+        """
 
         def progress() -> str:
             now_s, counted = time.monotonic() - self._started_s, self._counted()
@@ -236,7 +239,7 @@ class _Demo:
         return found
 
     def _failovers(self) -> int:
-        """Return how often a scan moved from the killed bookie to another one, by its warnings in the log."""
+        """Return how often a scan moved from the killed bookie to another one, according to warnings in the log."""
         return (self._spark / "batch.log").read_text(errors="replace").count(f"scan.replica_failed: bookie {VICTIM} ")
 
     def _ledgers(self, admin: cepheid.admin.sync.Admin) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""The streaming query of the demo, as a driver process that is killed and started again on the same checkpoint.
+"""The streaming query of the demo, as a driver process that is killed and restarted on the same checkpoint.
 
 `python -m examples.flights_spark.stream_driver SERVICE_URL TOPIC DIRECTORY BYTES_PER_TRIGGER`
 
@@ -63,7 +63,7 @@ def main(service_url: str, topic: str, directory: Path, bytes_per_trigger: str) 
 
 
 def _note_progress(query: Any, path: Path, noted: int) -> int:
-    """Write the micro-batches after `noted` to `path`. Returns the id of the last one."""
+    """Write the micro-batches after `noted` to `path`; return the id of the last one."""
     for progress in query.recentProgress:
         if progress["batchId"] > noted and progress["numInputRows"]:
             noted = progress["batchId"]

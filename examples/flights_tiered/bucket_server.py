@@ -1,4 +1,4 @@
-"""A real S3 server in a process of its own: moto, which keeps its objects in memory."""
+"""A real S3 server in a separate process: moto, which keeps its objects in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class BucketServerError(CepheidError):
 
 
 class BucketServer:
-    """Started by `start`, with an empty bucket. Whoever starts processes afterwards passes its credentials on to them."""
+    """The server, started by `start` with an empty bucket. Pass its credentials to processes that are started afterwards."""
 
     def __init__(self, log_path: Path) -> None:
         if importlib.util.find_spec("moto") is None:
@@ -43,7 +43,7 @@ class BucketServer:
         self._log_path = log_path
 
     def start(self) -> None:
-        """Return when the bucket is there. Raises BucketServerError."""
+        """Return when the bucket exists. Raises BucketServerError."""
         deadline = time.monotonic() + _START_S
         while True:
             try:
@@ -55,7 +55,7 @@ class BucketServer:
             time.sleep(0.1)
 
     def pause(self) -> None:
-        """Let it answer nothing: what is being uploaded stays half done."""
+        """Suspend the server, so that an upload in progress stays half done."""
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:

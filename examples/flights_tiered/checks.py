@@ -1,4 +1,4 @@
-"""Judge what the demo saw against the source file. These are pure functions."""
+"""Compares the demo's observations with the source file. Pure functions."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ def check_seen(promise: str, seen: Seen, expected: Sequence[int]) -> Check:
 
 
 def check_continues(promise: str, seen: Seen, start: int, end: int) -> Check:
-    """A subscription that stopped before event `start` goes on there. The client acknowledges whole batches, so one in which it
-    stopped comes again."""
+    """Judge whether a subscription that stopped before event `start` continues there.
+
+    The client acknowledges whole batches, so one in which it stopped is redelivered.
+    """
     first = seen.ids[0] if seen.ids else end
     held = start - MAX_BATCH < first <= start and seen.is_exactly(range(first, end))
     return Check(
@@ -82,7 +84,7 @@ def check_bucket(verified: str, swept: str) -> Check:
 
 
 def check_report(restored: str, tail: int) -> Check:
-    """The report names what was published after the last offload."""
+    """Judge whether the report names what was published after the last offload."""
     lost = re.search(r"never offloaded, lost: .*", restored)
     age = re.search(r"(\d[\d,]*) s old", restored)
     return Check(

@@ -1,4 +1,4 @@
-"""Consume flights with the official client or with Cepheid's, and tell whether each came once, in order, and unchanged."""
+"""Consumes flights with the official client or Cepheid's, and records whether each arrived once, in order, and unchanged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STALL_MS = 90_000
 
 @dataclass
 class Seen:
-    """What one consumer got."""
+    """The events received by one consumer."""
 
     ids: list[int] = field(default_factory=list)
     changed: int = 0
@@ -36,9 +36,9 @@ class Seen:
 def consume(
     client: pulsar.Client, topic: str, subscription: str, events: Sequence[FlightEvent], count: int, *, to_end: bool
 ) -> Seen:
-    """Read `count` events from where the subscription stands (a new one: from the beginning), and acknowledge them.
+    """Read `count` events from the subscription's position (the beginning for a new one), and acknowledge them.
 
-    `to_end`: these should be all, so a while is waited for more. Fewer are returned when nothing comes for a long time.
+    `to_end`: these should be all, so it waits a while for more. Fewer are returned if nothing arrives for a long time.
     """
     seen = Seen()
     consumer = client.subscribe(
@@ -66,7 +66,7 @@ def consume(
 
 
 def consume_with_cepheid(service_url: str, topic: str, subscription: str, events: Sequence[FlightEvent], count: int) -> Seen:
-    """Read all events with Cepheid's client, by the schema that is stored with the topic. Return as `consume` does."""
+    """Read all events with Cepheid's client, with the schema stored with the topic. Returns the same as `consume`."""
     seen = Seen()
     with (
         cepheid.sync.connect(service_url) as client,
@@ -93,5 +93,5 @@ def _differs(body: dict[str, Any], event: FlightEvent) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """Times are compared as milliseconds."""
+    """Return a value for comparison: times in milliseconds."""
     return int(value.timestamp() * 1_000) if hasattr(value, "timestamp") else value

@@ -2,10 +2,10 @@
 
 an S3 server, ZooKeeper, 3 bookies and a broker run as processes
   ├─ all flights but a tail are published; a subscription has read a third of them
-  ├─ offload is switched on ── the S3 server is paused in the middle of an upload ── SIGKILL of the broker ── both go on
+  ├─ offload is switched on ── the S3 server is paused in the middle of an upload ── SIGKILL of the broker ── both continue
   ├─ bookies keep nothing of the offloaded ledgers; the tail is published and stays on bookies
-  ├─ everything is consumed again; DuckDB reads the bucket, Spark the topic; verify and sweep look at the bucket
-  └─ the cluster is stopped for good ── restore into a second, empty one ── the subscription goes on where it was
+  ├─ everything is consumed again; DuckDB reads the bucket, Spark the topic; verify and sweep check the bucket
+  └─ the cluster is stopped for good ── restore into a second, empty one ── the subscription continues where it was
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class _Demo:
         self._checks += checks.check_spark(found, self._expected)
 
     def _duckdb_delays(self) -> list[tuple[str, int, float]]:
-        """Carrier, flights with a delay, and its mean, from the objects alone."""
+        """Return carrier, flights with a delay, and its mean, from the objects alone."""
         import duckdb
         import pyarrow.dataset as ds
         from pyarrow.fs import S3FileSystem
@@ -249,7 +249,7 @@ class _Demo:
             checks.check_seen("and every event that was offloaded is there once, in order", seen, range(len(self._body)))
         )
 
-    # What the steps ask
+    # Helpers of the steps
 
     def _consume(self, cluster: LocalCluster, subscription: str, count: int, *, to_end: bool) -> Seen:
         client = connect(cluster.service_url, self._directory / "client.log")
@@ -283,7 +283,7 @@ class _Demo:
         wait_while_moving(condition, lambda: self._chain(), stall_s=STALL_S, logs=self._cluster.directory)
 
     def _chain(self) -> dict[str, Any]:
-        """What the chain record says, read from metadata itself: brokers may be down."""
+        """Return the content of the chain record, read from metadata itself: brokers may be down."""
 
         async def main() -> dict[str, Any]:
             from cepheid_metadata import read_chain
@@ -329,7 +329,7 @@ class _Demo:
         return int(self._chain()["bytes"])
 
     def _objects(self) -> list[tuple[str, int]]:
-        """Names and sizes of all objects in the bucket, below it."""
+        """Return names and sizes of all objects below the bucket's prefix."""
         from pyarrow.fs import FileSelector, S3FileSystem
 
         s3 = S3FileSystem(endpoint_override=self._bucket.endpoint.removeprefix("http://"), scheme="http", region=REGION)

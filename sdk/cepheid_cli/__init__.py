@@ -6,5 +6,5 @@ def main() -> None:
         from cepheid_cli.app import run
 
         run()
-    except KeyboardInterrupt:  # where no command had begun: what runs ends in its own way
+    except KeyboardInterrupt:  # no command had begun: running commands handle it themselves
         raise SystemExit(130) from None

@@ -55,19 +55,19 @@ _FLAGS_OF_CREDENTIALS = {
 def _credentials(
     context: typer.Context,
     tls_ca_file: Annotated[str | None, typer.Option(help="CAs that sign the servers' certificates (PEM).")] = None,
-    tls_certificate_file: Annotated[str | None, typer.Option(help="Certificate to show to servers (PEM).")] = None,
+    tls_certificate_file: Annotated[str | None, typer.Option(help="Certificate to present to servers (PEM).")] = None,
     tls_key_file: Annotated[str | None, typer.Option(help="Its private key.")] = None,
     tls_crl: Annotated[
         str | None, typer.Option(help="File or folder of the CAs' revocation lists, to check servers' certificates.")
     ] = None,
-    token_file: Annotated[str | None, typer.Option(help="File with the token to show to brokers.")] = None,
+    token_file: Annotated[str | None, typer.Option(help="File with the token for brokers.")] = None,
     oauth2_file: Annotated[str | None, typer.Option(help="OAuth2 key file (JSON), to fetch tokens with.")] = None,
-    user: Annotated[str | None, typer.Option(help="User name to show to brokers.")] = None,
+    user: Annotated[str | None, typer.Option(help="User name for brokers.")] = None,
     password_file: Annotated[str | None, typer.Option(help="File with its password.")] = None,
 ) -> None:
     """Durable pub/sub that speaks the Pulsar protocol.
 
-    The options here are for every command that connects to servers. They stand before the command, and take precedence over the
+    These options apply to every command that connects to servers. They are given before the command, and override the
     environment (CEPHEID_TOKEN_FILE and so on, docs/security.md).
     """
     given = {name: context.params[name] for name in _FLAGS_OF_CREDENTIALS if context.params[name] is not None}
@@ -75,7 +75,7 @@ def _credentials(
         raise typer.BadParameter(f"give one of {', '.join('--' + name.replace('_', '-') for name in secrets)}")
     if ("user" in given) != ("password_file" in given):
         raise typer.BadParameter("--user and --password-file are given together")
-    if secrets:  # what is given replaces all of the environment's secrets
+    if secrets:  # the options replace all secrets of the environment
         for name in ("CEPHEID_TOKEN_FILE", "CEPHEID_TOKEN", "CEPHEID_OAUTH2_FILE", "CEPHEID_USER", "CEPHEID_PASSWORD_FILE"):
             os.environ.pop(name, None)
     os.environ.update({_FLAGS_OF_CREDENTIALS[name]: value for name, value in given.items()})
@@ -113,7 +113,7 @@ ServiceUrl = Annotated[str, typer.Option("--url", envvar="CEPHEID_URL", help="Se
 
 
 def run() -> None:
-    """The entry point: errors of ours become one line and exit code 1."""
+    """Run the command: our own errors are reported as one line and exit code 1."""
     try:
         app()
     except CepheidError as error:
@@ -184,7 +184,7 @@ def demo_tiered(
 @app.command()
 def produce(
     topic: Annotated[str, typer.Argument(help="Topic, short (orders) or full (persistent://public/default/orders).")],
-    messages: Annotated[list[str] | None, typer.Argument(help="Messages; none: one per line of standard input.")] = None,
+    messages: Annotated[list[str] | None, typer.Argument(help="Messages. Default: one per line of standard input.")] = None,
     key: Annotated[str, typer.Option(help="Key of every message.")] = "",
     url: ServiceUrl = "pulsar://127.0.0.1:6650",
 ) -> None:
@@ -198,14 +198,14 @@ def produce(
 def consume(
     topic: Annotated[str, typer.Argument(help="Topic, short or full.")],
     subscription: Annotated[
-        str, typer.Option("--subscription", "-s", help="Subscription; made when it does not exist.")
+        str, typer.Option("--subscription", "-s", help="Subscription; created if it does not exist.")
     ] = "cepheid-cli",
-    count: Annotated[int, typer.Option("--count", "-n", help="Stop after so many messages; 0: never.")] = 0,
+    count: Annotated[int, typer.Option("--count", "-n", help="Stop after this number of messages; 0: never.")] = 0,
     shared: Annotated[bool, typer.Option(help="Share the subscription with other consumers.")] = False,
-    earliest: Annotated[bool, typer.Option(help="A new subscription starts at the oldest message, not behind the newest.")] = False,
+    earliest: Annotated[bool, typer.Option(help="A new subscription starts at the oldest message, not after the newest.")] = False,
     url: ServiceUrl = "pulsar://127.0.0.1:6650",
 ) -> None:
-    """Print messages as they come, and acknowledge them."""
+    """Print messages as they arrive, and acknowledge them."""
     from cepheid_cli.produce_consume import consume_messages
 
     consume_messages(url, topic, subscription, count=count, shared=shared, earliest=earliest)

@@ -13,7 +13,7 @@ from cepheid_ports import Ports
 
 
 def run_autorecovery(flags: Mapping[str, Any], config: Sequence[Path]) -> None:
-    """Repair until a signal; returns after a clean stop. Raises CepheidError when it cannot start."""
+    """Repair until a signal; returns after a clean stop. Raises CepheidError if it cannot start."""
     started = time.monotonic()
     from cepheid_recovery.roles import AutoRecoveryRole, AutoRecoverySettings
 

@@ -1,4 +1,4 @@
-"""A backup of metadata as a file: complete and checked under its name, or not there."""
+"""Files of metadata backups: under its name a backup is complete and checked, or absent."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class BackupFileError(CepheidError):
 async def save_backup(path: Path, pieces: AsyncIterator[bytes]) -> BackupSummary:
     """Write a backup, check it, and give it its name; an older file of this name stays until then.
 
-    Raises BackupFileError, BackupDamagedError when the pieces end early, and what `pieces` raises. Leaves no other file behind.
+    Raises BackupFileError, BackupDamagedError if the pieces end early, and the errors of `pieces`. Leaves no other file behind.
     """
     try:
-        # A unique name, because another backup to this path may be running. mkstemp gives mode 0600: it holds passwords of ledgers.
+        # A unique name, as another backup to this path may be running. mkstemp uses mode 0600: the file has passwords of ledgers.
         descriptor, name = tempfile.mkstemp(prefix=f"{path.name}.", suffix=".part", dir=path.parent)
         partial = path.with_name(os.path.basename(name))
         try:
@@ -50,7 +50,7 @@ def check_file(path: Path) -> BackupSummary:
 
 
 def entries_of(path: Path) -> Iterator[BackupEntry]:
-    """Return the records of a file that was checked."""
+    """Return the records of a checked file."""
     return backup_entries(_lines(path))
 
 

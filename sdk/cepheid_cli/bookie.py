@@ -12,13 +12,13 @@ from cepheid_cli.settings_loader import load_settings
 from cepheid_ports import Ports
 
 NOT_KEPT = {
-    "accept_empty_disk": "one loss is accepted for one start, on the command line (--accept-empty-disk); a setting that stays "
+    "accept_empty_disk": "one loss is accepted for one start, on the command line (--accept-empty-disk); a permanent setting "
     "would accept every later loss too"
 }
 
 
 def run_bookie(flags: Mapping[str, Any], config: Sequence[Path], *, accept_empty_disk: bool = False) -> None:
-    """Serves until a signal; returns after a clean stop. Raises CepheidError when it cannot start or has to give up."""
+    """Serve until a signal; return after a clean stop. Raises CepheidError if it cannot start or must give up."""
     started = time.monotonic()
     from cepheid_recovery.roles import BookieNode, BookieNodeSettings
 

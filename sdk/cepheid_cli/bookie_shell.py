@@ -1,6 +1,6 @@
-"""`cepheid bookie-shell`: look into the directories of a bookie that is stopped, and make a lost index again.
+"""`cepheid bookie-shell`: inspect the directories of a stopped bookie, and rebuild a lost index.
 
-Every command takes the lock of the directory, as a bookie does, and all but `rebuild-index` change nothing in it.
+Every command locks the directory like a bookie, and none but `rebuild-index` changes anything in it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cepheid_bookie.stopped_bookie import StoppedBookie
     from cepheid_cli.ledger_owners import LedgerOwners
 
-app = sub_app("bookie-shell", "Look into the directories of a bookie that is stopped (docs/operations.md).")
+app = sub_app("bookie-shell", "Inspect the directories of a stopped bookie (docs/operations.md).")
 
 Data = Annotated[
     Path,
@@ -48,20 +48,20 @@ JsonLines = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 class ShellError(CepheidError):
-    """A command of the shell cannot do what it was asked."""
+    """A command of the shell cannot do what was requested."""
 
 
 class IndexIsSoundError(CepheidError):
-    """The index can be read, so there is no reason to make another one."""
+    """The index is readable, so there is no reason to rebuild it."""
 
     hint: ClassVar[str] = (
-        "a rebuilt index forgets fences and deletions, and the bookie takes nothing more for its old ledgers: --force"
+        "a rebuilt index forgets fences and deletions, and the bookie accepts nothing more for its old ledgers: --force"
     )
 
 
 @app.command()
 def files(data: Data, journal: Journal = None, as_json: JsonLines = False) -> None:
-    """List journal segments, entry logs and the index: size, format, what is in them, and how much of it is live.
+    """List journal segments, entry logs and the index: size, format, content, and how much of it is live.
 
     Example: cepheid bookie-shell files --data /var/lib/bookie
     """
@@ -100,7 +100,7 @@ def read_journal(
     start: Annotated[int, typer.Option("--from", min=0, help="Begin at the first batch at or after this offset.")] = 0,
     as_json: JsonLines = False,
 ) -> None:
-    """List the records of a journal segment. Damage is named with its offset, and what follows it is listed.
+    """List the records of a journal segment. Damage is shown with its offset, and records after it are listed.
 
     Example: cepheid bookie-shell journal 0000000000000001.journal --data /var/lib/bookie
 
@@ -135,7 +135,7 @@ def log(
 
     Example: cepheid bookie-shell log 0000002a --data /var/lib/bookie
 
-    Exit code 0: every block is intact. 1: damage was found, or blocks after damage that are not certain to be ones.
+    Exit code 0: every block is intact. 1: damage was found, or uncertain blocks after damage.
     """
     from cepheid_bookie.entry_log_scan import LogBlock, scan_log
     from cepheid_bookie.errors import IndexCorruptError
@@ -165,7 +165,7 @@ def log(
             views.append({"offset": item.offset, "length": item.end - item.offset, "damage": item.reason})
             rows.append([str(item.offset), str(item.end - item.offset), "-", "-", "damaged", "-", item.reason])
     for lost in sorted((used or {}).values(), key=lambda block: block.offset):
-        reason = "the index refers to a block that is not here"
+        reason = "the index refers to a missing block"
         views.append({**lost._asdict(), "damage": reason})
         entries = f"{lost.first_entry_id}..{lost.last_entry_id}"
         rows.append([str(lost.offset), str(lost.length), str(lost.ledger_id), entries, "missing", "yes", reason])
@@ -189,7 +189,7 @@ def entry(
     ] = None,
     as_json: JsonLines = False,
 ) -> None:
-    """Say where an entry lies: in which entry log and journal segment, and whether these copies are intact.
+    """Locate an entry: its entry log and journal segment, and whether these copies are intact.
 
     Example: cepheid bookie-shell entry 7 42 --data /var/lib/bookie --bytes
 
@@ -221,14 +221,14 @@ def ledgers(
     data: Data,
     journal: Journal = None,
     metadata: Metadata = None,
-    by_topic: Annotated[bool, typer.Option("--by-topic", help="Sum up by topic; needs --metadata.")] = False,
+    by_topic: Annotated[bool, typer.Option("--by-topic", help="Totals by topic; needs --metadata.")] = False,
     as_json: JsonLines = False,
 ) -> None:
-    """List disk use by ledger, and with --metadata whose ledgers they are. Largest first.
+    """List disk use by ledger, largest first, with --metadata including their owners.
 
     Example: cepheid bookie-shell ledgers --data /var/lib/bookie --metadata zk://zk1:2181 --by-topic
 
-    Bytes of a deleted ledger are still on the disk while its entry logs are: cepheid bookie-shell why-not-freed.
+    Bytes of a deleted ledger stay on the disk as long as its entry logs: cepheid bookie-shell why-not-freed.
     """
     if by_topic and metadata is None:
         raise typer.BadParameter("--by-topic needs --metadata: bookies do not know topics")
@@ -258,16 +258,16 @@ def why_not_freed(
     log_id: Annotated[str | None, typer.Argument(metavar="ID", help="Only this entry log: its file name, or its id.")] = None,
     journal: Journal = None,
     metadata: Metadata = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with the settings of the bookie, as it is started with.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with the settings of the bookie.")] = None,
     standalone: Annotated[bool, typer.Option("--standalone", help="Settings are those of `cepheid standalone`.")] = False,
     as_json: JsonLines = False,
 ) -> None:
-    """Say which ledgers keep each entry log on the disk; with --metadata whose they are, and until when.
+    """Show which ledgers keep each entry log on the disk; with --metadata their owners, and until when.
 
     Example: cepheid bookie-shell why-not-freed 0000002a --data /var/lib/bookie --metadata zk://zk1:2181
 
     An entry log is deleted when the index refers to nothing in it. The logs with the smallest live share come first. The column
-    compaction says when the running bookie copies the live rest of a log and deletes the log, with the settings of --config and
+    compaction shows when the running bookie copies the live rest of a log and deletes the log, with the settings of --config and
     of the environment (CEPHEID_BOOKIE_STORAGE__...).
     """
     from cepheid_bookie.directory_report import compaction_of, report_kept_logs
@@ -294,7 +294,7 @@ def why_not_freed(
 
 
 def _storage_settings(config: Path | None, *, standalone: bool) -> StorageSettings:
-    """Return the storage settings with which the bookie would be started now. Raises SettingsError."""
+    """Return the storage settings with which the bookie would start now. Raises SettingsError."""
     from cepheid_cli.settings_loader import load_settings
 
     if standalone:
@@ -315,7 +315,7 @@ def _storage_settings(config: Path | None, *, standalone: bool) -> StorageSettin
 
 @app.command()
 def cookie(data: Data, journal: Journal = None, metadata: Metadata = None, as_json: JsonLines = False) -> None:
-    """Show whose directories these are: the cookie in each, the stamp of the index, and what metadata knows.
+    """Show to which bookie these directories belong: the cookie in each, the stamp of the index, and the record in metadata.
 
     Example: cepheid bookie-shell cookie --data /var/lib/bookie --metadata zk://zk1:2181
 
@@ -355,18 +355,18 @@ def rebuild_index(
     journal: Journal = None,
     search: Annotated[
         bool,
-        typer.Option("--search", help="Also index blocks that only a search after damage found; clients may have planted them."),
+        typer.Option("--search", help="Also index blocks found only by a search after damage; clients may have planted them."),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Make a new index although the old one can be read.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Rebuild the index although the old one is readable.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     as_json: JsonLines = False,
 ) -> None:
-    """Make a lost or damaged index again from the entry logs. The old one is kept as index.damaged-1.
+    """Rebuild a lost or damaged index from the entry logs. The old one is kept as index.damaged-1.
 
     Example: cepheid bookie-shell rebuild-index --data /var/lib/bookie --metadata zk://zk1:2181
 
-    The logs do not tell fences and deletions. So the bookie takes nothing more for ledgers that exist by now, except what recovery
-    and repair send. What it does not find of them it calls unknown. Ledgers that were deleted are collected once more.
+    The logs do not contain fences and deletions. So the bookie accepts nothing more for existing ledgers, except from recovery
+    and repair. Entries of these ledgers that it does not find are unknown. Deleted ledgers are collected again.
     """
     from cepheid_bookie.errors import IndexCorruptError
     from cepheid_bookie.index_rebuild import IndexRebuild
@@ -418,7 +418,7 @@ def rebuild_index(
 
 @contextmanager
 def _stopped(data: Path, journal: Path | None, *, to_change: bool = False) -> Iterator[StoppedBookie]:
-    """The directories, locked. What the disk refuses becomes an error of ours."""
+    """Open the locked directories. Errors of the disk become a ShellError."""
     from cepheid_bookie.stopped_bookie import StoppedBookie
 
     try:
@@ -563,7 +563,7 @@ def _rebuild_lines(report: RebuildReport, search: bool) -> list[str]:
         lines.append(f"{counted(report.searched_blocks, 'block')} found by a search after damage: {what}")
     for name in report.unindexed_logs:
         lines.append(
-            f"nothing of {name} is in the index, so the bookie will delete it: copy it away if no other bookie has its entries"
+            f"nothing of {name} is in the index, so the bookie will delete it: save a copy if no other bookie has its entries"
         )
     if report.ledgers_without_key:
         ids = ", ".join(map(str, report.ledgers_without_key[:10]))
@@ -582,7 +582,7 @@ def _hex_lines(data: bytes) -> list[str]:
 def _write_new(path: Path, content: bytes) -> None:
     from cepheid_ports import make_new_files_private
 
-    make_new_files_private()  # as the directory of the bookie is
+    make_new_files_private()  # like the directory of the bookie
     try:
         with path.open("xb") as file:
             file.write(content)

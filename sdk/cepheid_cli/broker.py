@@ -15,9 +15,9 @@ from cepheid_ports import Ports
 
 
 def run_broker(flags: Mapping[str, Any], config: Sequence[Path], as_process: str | None = None) -> None:
-    """Serves until a signal; returns after a clean stop. `as_process`: this is one of the processes of a supervisor.
+    """Serve until a signal; return after a clean stop. `as_process`: this is one of the processes of a supervisor.
 
-    Raises CepheidError when it cannot start or has to give up.
+    Raises CepheidError if it cannot start or must give up.
     """
     started = time.monotonic()
     from cepheid_broker.admin import NO_SHARED_PORTS

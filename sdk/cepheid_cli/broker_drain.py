@@ -1,4 +1,4 @@
-"""`cepheid brokers drain`: a broker hands its topics over to others, so that it can be stopped without a gap."""
+"""`cepheid brokers drain`: moves a broker's topics to others, so that it can be stopped without an interruption."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ def register(app: typer.Typer) -> None:
 def drain(
     broker: Annotated[str, typer.Argument(help="Its id, or host:port of its admin API.")],
     wait: Annotated[bool, typer.Option("--wait", help="Show progress until it has no bundles left.")] = False,
-    undo: Annotated[bool, typer.Option("--undo", help="Let it take bundles again. What it gave away stays where it is.")] = False,
+    undo: Annotated[bool, typer.Option("--undo", help="Let it accept bundles again. Those that were moved stay.")] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Also when no other broker takes bundles: its topics are not served then.")
+        bool, typer.Option("--force", help="Even if no other broker accepts bundles: its topics are then not served.")
     ] = False,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Hand all topics of a broker over to others. Their clients go along, and producers wait for a moment.
+    """Move all topics of a broker to others. Their clients follow, and producers wait for a moment.
 
-    Stopping this command stops nothing: repeat it to see how far it is. The broker takes no bundles until `--undo`, or until it
-    is started again.
+    Stopping this command stops nothing: repeat it to see the progress. The broker accepts no bundles until `--undo`, or until it
+    is restarted.
     """
     admin, path = connect_admin(admin_url), f"/cepheid/v1/brokers/{segment(broker)}/drain"
     if undo:
         admin.call("DELETE", path)
-        done(f"broker {broker} takes bundles again")
+        done(f"broker {broker} accepts bundles again")
         return
     found = admin.call("PUT", path, {"force": force or None})
     if wait:
@@ -46,14 +46,14 @@ def drain(
 
 
 def drain_line(found: dict[str, Any]) -> str:
-    """Return what is said of a broker that is being drained."""
+    """Return the status line of a broker that is being drained."""
     broker = found["broker"]
     if not found["draining"]:
-        return f"broker {broker} is not being drained any more: another command let it take bundles again"
+        return f"broker {broker} is no longer being drained: another command let it accept bundles again"
     if found["drained"]:
-        return f"broker {broker} serves no topics any more: it can be stopped"
+        return f"broker {broker} no longer serves topics: it can be stopped"
     left = f"{counted(found['bundles'], 'bundle')} with {counted(found['topics'], 'open topic')} left"
-    return f"broker {broker} is being drained, {left}; see again: cepheid brokers drain {broker} --wait"
+    return f"broker {broker} is being drained, {left}; check again: cepheid brokers drain {broker} --wait"
 
 
 def _watch(admin: Admin, path: str, found: dict[str, Any]) -> dict[str, Any]:

@@ -2,16 +2,17 @@
 
     supervisor ── listening sockets of the admin port ──► process 0: id ID-0, port 6650, own admin port 8081
         │   │                          └────────────────► process 1: id ID-1, port 6651, own admin port 8082
-        │   └── a socket pair for each: a byte says "I serve", its end says "the supervisor is gone"
-        └── starts again what ended, after a pause that doubles; passes a signal on, and kills after the deadline
+        │   └── a socket pair for each: a byte means "I serve", its end means "the supervisor is gone"
+        └── restarts ended processes after a doubling pause; passes signals on, and kills after the deadline
 
 Rules
 1. All processes accept from the shared admin port, since any broker can answer any call (docs/ownership.md). The supervisor holds
    the port, so requests wait while no process runs, and a second supervisor is refused.
-2. A process whose supervisor is gone stops in good order. Otherwise its ports and its id would be taken for the next supervisor.
-3. A process that ends before all of them have served once ends the supervisor: wrong settings do not get right by repetition.
-4. After that no failure of one process stops the others. A start that the system refuses, for want of memory or of process or file
-   limits, is tried again after the same pauses.
+2. A process whose supervisor is gone stops in good order. Otherwise its ports and its id would be in use for the next supervisor.
+3. A process that ends before all of them have served once ends the supervisor: wrong settings do not become valid by repetition.
+4. Afterwards no failure of one process stops the others. A start that the system refuses, for lack of memory or because of process
+or
+   file limits, is repeated after the same pauses.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class BrokerProcessError(CepheidError):
 
 @dataclass(frozen=True, slots=True)
 class ProcessPlace:
-    """What a process inherits from its supervisor: its number, and file descriptors."""
+    """The inheritance of a process from its supervisor: its number, and file descriptors."""
 
     index: int
     supervisor_fd: int
@@ -77,7 +78,7 @@ class ProcessPlace:
 
 
 class RestartPauses:
-    """How long to wait before an ended process starts again: doubled each time, and short again after it was well for a minute."""
+    """Pauses before an ended process is restarted: doubled each time, and short again after it has run for a minute."""
 
     def __init__(self) -> None:
         self._pause_s = 0.0
@@ -88,9 +89,9 @@ class RestartPauses:
 
 
 def run_processes(settings: BrokerRoleSettings, arguments: Sequence[str], started: float) -> None:
-    """Supervise until a signal; return after a clean stop. `arguments`: of this command line, which the processes get too.
+    """Supervise until a signal; return after a clean stop. `arguments`: the command line, which the processes get, too.
 
-    Raises PortInUseError, and BrokerProcessError when a process could not start or did not stop in time.
+    Raises PortInUseError, and BrokerProcessError if a process could not start or did not stop in time.
     """
     from cepheid_broker.admin import open_admin_port
 
@@ -118,7 +119,7 @@ def run_processes(settings: BrokerRoleSettings, arguments: Sequence[str], starte
 
 
 class Supervisor:
-    """`run` once. Each process has a task here that starts it again until the stop."""
+    """Runs the processes: `run` once. A task for each process restarts it until the stop."""
 
     def __init__(
         self,
@@ -139,7 +140,7 @@ class Supervisor:
         self._stopping = False
 
     async def run(self, on_ready: Callable[[], None]) -> None:
-        """Return when a signal came and all processes have ended. Raises BrokerProcessError."""
+        """Return when a signal has arrived and all processes have ended. Raises BrokerProcessError."""
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -168,7 +169,7 @@ class Supervisor:
         on_ready()
 
     async def _keep(self, index: int) -> None:
-        """Run process `index` again and again until the stop. Raises BrokerProcessError (rule 3)."""
+        """Run process `index` repeatedly until the stop. Raises BrokerProcessError (rule 3)."""
         pauses = RestartPauses()
         loop = asyncio.get_running_loop()
         while not self._stopping:
@@ -187,7 +188,7 @@ class Supervisor:
             await asyncio.sleep(pause_s)
 
     async def _run_one(self, index: int) -> int:
-        """Start it, and return its exit code; negative: the signal that ended it. Raises OSError when it could not be started."""
+        """Start it and return its exit code; negative: the signal that ended it. Raises OSError if it could not be started."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         try:
@@ -222,7 +223,7 @@ class Supervisor:
             _signal(process, signal.SIGTERM)
         for index, task in enumerate(keeping):
             if index not in self._running:
-                task.cancel()  # it waits before a restart, or starts a process, which ends with it
+                task.cancel()  # it is pausing before a restart, or starting a process, which ends with it
         await asyncio.wait(keeping, timeout=self._stop_within_s)
         killed = sorted(self._running)
         for process in self._running.values():

@@ -12,7 +12,7 @@ _COLUMNS = ("broker", "address", "state", "load", "msg/s", "topics", "bundles")
 
 @app.command("list")
 def list_brokers(as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """Brokers that run, with their load. A load of 1.00 is about what fills one core; * marks the leader."""
+    """List running brokers with their load. A load of 1.00 is about what fills one core; * marks the leader."""
     found = connect_admin(admin_url).call("GET", BALANCE)
     if as_json:
         print_json(found["brokers"])

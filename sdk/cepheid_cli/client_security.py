@@ -1,7 +1,7 @@
-"""What commands show to servers, from the environment: the secrets of `client_environment`, and the certificates of `ClientTls`.
+"""Credentials of commands, from the environment: the secrets of `client_environment`, and the certificates of `ClientTls`.
 
 CEPHEID_TLS_CA_FILE                  the CAs that sign servers' certificates (PEM); unset: those of the system
-CEPHEID_TLS_CERTIFICATE_FILE, CEPHEID_TLS_KEY_FILE     a certificate of one's own
+CEPHEID_TLS_CERTIFICATE_FILE, CEPHEID_TLS_KEY_FILE     the client's own certificate
 CEPHEID_TLS_CRL                      file or folder of the revocation lists of these CAs
 """
 
@@ -43,13 +43,13 @@ def connect_admin(url: str) -> Admin:
 
 
 def connect_client(url: str) -> cepheid.sync.Client:
-    """Return a client for the brokers at `url`, with the credentials of the environment; raises as `connect_admin`."""
-    import cepheid.sync  # here: most commands need the admin API alone
+    """Return a client for the brokers at `url`, with the credentials of the environment; raises the errors of `connect_admin`."""
+    import cepheid.sync  # here, as most commands need only the admin API
 
     tls, secrets = ClientTls.from_environment(), own_secrets()
     return cepheid.sync.connect(
         url,
-        request_timeout_s=10.0,  # a person waits
+        request_timeout_s=10.0,  # a person waits for the result
         token=secrets.token,
         password=secrets.password,
         tls_ca_file=tls.ca_file,

@@ -1,4 +1,4 @@
-"""`cepheid cluster`: what concerns the cluster as a whole: upgrades, and how load is spread over brokers."""
+"""`cepheid cluster`: operations on the whole cluster: upgrades and load balancing."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from cepheid_cli.admin.common import DEFAULT_URL, AdminUrl, Json, connect_admin,
 from cepheid_cli.admin.units import shown_time
 from cepheid_cli.brokers import BALANCE
 
-app = sub_app("cluster", "The cluster as a whole: the end of an upgrade, and load balancing (docs/operations.md).")
+app = sub_app("cluster", "The cluster as a whole: upgrades and load balancing (docs/operations.md).")
 
 
 @app.command("upgrade-status")
 def upgrade_status(admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """Show the storage format of the cluster, and which brokers and bookies run an older release."""
+    """Show the storage format of the cluster, and the brokers and bookies of older releases."""
     found = connect_admin(admin_url).upgrade.show()
     lines = [f"storage format  {found['storage_format']}; this release knows {found['newest']}"]
     if found["older"]:
         lines.append(f"older release   {', '.join(found['older'])}")
     elif found["storage_format"] < found["newest"]:
-        lines.append("every broker and bookie that runs knows it: cepheid cluster finish-upgrade")
+        lines.append("every running broker and bookie supports it: cepheid cluster finish-upgrade")
     print_lines(lines)
 
 
@@ -32,8 +32,8 @@ def finish_upgrade(
 ) -> None:
     """Let bookies write the storage format of this release, from their next start on.
 
-    Until then they write the old one, and the old release can be started again. Afterwards there is no way back to it. Refused
-    while a broker or bookie of an older release runs. Upgrade readers of history before it.
+    Until then they write the old one, and the old release can be started again; afterwards it cannot. Refused while a broker or
+    bookie of an older release runs. Upgrade readers of history first.
     """
     admin = connect_admin(admin_url)
     found = admin.upgrade.show()
@@ -53,14 +53,14 @@ _SWITCH = "/admin/v2/brokers/configuration/balance.enabled"
 @app.command()
 def balance(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be moved and split, and why.")] = False,
-    off: Annotated[bool, typer.Option("--off", help="Switch automatic balancing off in the whole cluster.")] = False,
+    off: Annotated[bool, typer.Option("--off", help="Switch off automatic balancing in the whole cluster.")] = False,
     on: Annotated[bool, typer.Option("--on", help="Switch it on again.")] = False,
     as_json: Json = False,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Spread the load evenly over the brokers now: move bundles, and split those that are too large to move.
 
-    Brokers do this by themselves every few seconds, unless it is switched off. One call moves at most what one round would.
+    Brokers do this automatically every few seconds, unless it is switched off. One call moves at most as much as one round.
     """
     if off + on + dry_run > 1:
         raise typer.BadParameter("choose one of --dry-run, --off and --on")
@@ -85,7 +85,7 @@ def balance(
 
 
 def balance_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Return what `cepheid cluster balance --dry-run` prints."""
+    """Return the output of `cepheid cluster balance --dry-run`."""
     settings = found["settings"]
     if settings is not None:
         state = "on" if settings["enabled"] else "OFF: cepheid cluster balance --on"

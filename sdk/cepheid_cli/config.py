@@ -33,10 +33,10 @@ def _config() -> None:
 
 @app.command()
 def check(
-    role: Annotated[RoleName, typer.Argument(help="The process that would read the file.")],
+    role: Annotated[RoleName, typer.Argument(help="The process whose file it is.")],
     file: Annotated[Path, typer.Argument(help="TOML file of settings, as for --config.")],
 ) -> None:
-    """Check a settings file, together with the environment, as the process would at its start. Nothing is started or connected."""
+    """Check a settings file and the environment like the process at its start. Nothing is started or connected."""
     model, renamed, refused = _reading_of(role)
     load_settings(model, flags={}, environment_prefix=f"CEPHEID_{role.upper()}_", file=file, renamed=renamed, refused=refused)
     done(f"{file} has valid settings for cepheid {role}")

@@ -1,4 +1,4 @@
-"""Find the demos. They are programs in `examples/` of the repository, and an installed package does not have them."""
+"""Finds the demos, which are programs in `examples/` of the repository. An installed package does not have them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class DemosNotFoundError(CepheidError):
 
 
 def make_examples_importable() -> None:
-    """Put the repository that this module is in on the import path. Raises DemosNotFoundError."""
+    """Put the repository of this module on the import path. Raises DemosNotFoundError."""
     repository = Path(__file__).parents[2]
     if not (repository / "examples" / "flights" / "run.py").is_file():
         raise DemosNotFoundError("the installed package does not contain the demos")
-    sys.path.insert(0, str(repository))  # first, because other packages install an `examples` too
+    sys.path.insert(0, str(repository))  # first, as other packages also install `examples`

@@ -1,7 +1,7 @@
-"""`cepheid init`: founds a cluster in a metadata store. Again, and by many at once, is the same as once.
+"""`cepheid init`: creates a cluster in a metadata store. It may be repeated, also concurrently, without effect.
 
-A metadata store that lost its contents looks like a new one. Where the data of a bookie is at hand, its stamp tells them apart: no
-cluster is founded beside data that belongs to one.
+A metadata store that lost its contents looks like a new one. If the data of a bookie is available, its stamp distinguishes them: no
+cluster is created beside data of another one.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NAME_PATTERN = re.compile(r"[A-Za-z0-9_.:=-]{1,200}")
 
 
 class ClusterNameError(CepheidError):
-    """It would not survive URLs and metrics."""
+    """The name would not be valid in URLs and metrics."""
 
     hint: ClassVar[str] = "letters, digits and _ . : = -, at most 200"
 
@@ -42,7 +42,7 @@ class ClusterLostError(CepheidError):
 
 @dataclass(frozen=True, slots=True)
 class Founding:
-    """What to found, and whether it may be founded here."""
+    """What to create, and the conditions for it."""
 
     metadata: str
     cluster: str
@@ -50,23 +50,26 @@ class Founding:
     admin_url: str = ""
     auth: str | None = None
     join: bool = False
-    """Wait for a cluster that another process founds."""
+    """Wait for a cluster that another process creates."""
     data_dir: Path | None = None
     """Data directory of a bookie, which may not exist yet."""
 
 
 def run_init(founding: Founding, wait_s: float) -> None:
-    """Raises ClusterNameError, OtherClusterError, ClusterLostError, NewerStorageFormatError, and what opening the store raises."""
+    """Create the cluster.
+
+    Raises ClusterNameError, OtherClusterError, ClusterLostError, NewerStorageFormatError, and store errors.
+    """
     if not NAME_PATTERN.fullmatch(founding.cluster):
-        raise ClusterNameError(f"{founding.cluster[:100]!r} cannot be the name of a cluster")
-    start_logging(logging.WARNING)  # it may wait for the metadata store for long, and says so
+        raise ClusterNameError(f"{founding.cluster[:100]!r} is not a valid name of a cluster")
+    start_logging(logging.WARNING)  # it may wait long for the metadata store, and logs that
     # The first process of a container ignores SIGTERM unless it has a handler.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     print(asyncio.run(_found(founding, wait_s)))
 
 
 async def _found(founding: Founding, wait_s: float) -> str:
-    """Found the cluster; when the metadata store goes away meanwhile, wait for it and begin again, for `wait_s` altogether."""
+    """Create the cluster; if the metadata store becomes unavailable, wait for it and begin again, for `wait_s` in total."""
     from cepheid_metadata import ClusterNotFoundedError, SessionLostError, StoreUnavailableError
 
     loop = asyncio.get_running_loop()
@@ -101,11 +104,11 @@ async def _found_once(founding: Founding, wait_s: float) -> str:
             if found is None or found.record.cluster_id != stamped:
                 held = "no cluster" if found is None else f"cluster {found.record.cluster_id}"
                 message = f"{founding.data_dir} has data of cluster {stamped}, and {founding.metadata} holds {held}"
-                raise ClusterLostError(f"{message}: no cluster is founded", stamped=stamped)
+                raise ClusterLostError(f"{message}: no cluster was created", stamped=stamped)
         if founding.join:
             await require_cluster(store)
         identity = await found_cluster(store, founding.cluster, ports)
-        await read_storage_format(store)  # an older release could not start on a cluster whose upgrade was finished
+        await read_storage_format(store)  # an older release could not start on a cluster whose upgrade is finished
         await create_first_objects(
             store,
             founding.cluster,
@@ -114,4 +117,4 @@ async def _found_once(founding: Founding, wait_s: float) -> str:
         )
     finally:
         await store.aclose()
-    return f"cluster {identity.name} ({identity.cluster_id}) is there: start bookies and brokers"
+    return f"cluster {identity.name} ({identity.cluster_id}) is ready: start bookies and brokers"

@@ -1,4 +1,4 @@
-"""`cepheid lake export`: a topic's messages to Parquet files or an Iceberg table, each exactly once (docs/lake.md)."""
+"""`cepheid lake export`: exports a topic's messages to Parquet files or an Iceberg table, exactly once (docs/lake.md)."""
 
 from __future__ import annotations
 
@@ -39,19 +39,21 @@ def export(
         str | None,
         typer.Option(help="Private keys for encrypted messages: a directory with NAME.pem, or package.module:function."),
     ] = None,
-    accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Go on behind a range that is not kept any more.")] = False,
+    accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Continue after a range that is no longer kept.")] = False,
     subscription: Annotated[
-        str | None, typer.Option(help="The subscription that keeps what is not exported yet. Default: made from --to.")
+        str | None, typer.Option(help="The subscription that retains unexported messages. Default: derived from --to.")
     ] = None,
-    every: Annotated[float, typer.Option(min=0, help="Go on, and look for new messages every so many seconds. 0: once.")] = 0.0,
+    every: Annotated[float, typer.Option(min=0, help="Repeat at this interval in seconds for new messages. 0: once.")] = 0.0,
     url: Annotated[str | None, typer.Option("--url", help=f"Service URL of any broker. Default: {DEFAULT_SERVICE_URL}")] = None,
     admin_url: Annotated[str | None, typer.Option(help="Or: admin URL of any broker.")] = None,
     token: Annotated[
         str | None,
-        typer.Option(envvar="CEPHEID_TOKEN", help="Shown to brokers. In the environment other users of the machine do not see it."),
+        typer.Option(
+            envvar="CEPHEID_TOKEN", help="Token for brokers. In the environment it is hidden from other users of the machine."
+        ),
     ] = None,
 ) -> None:
-    """Add what a topic has got since the last run to a table: every message once, also when the export is killed in between."""
+    """Add the new messages of a topic to a table: each exactly once, even if the export is killed in between."""
     if missing := [package for module, package in _NEEDED.items() if importlib.util.find_spec(module) is None]:
         raise ReadCommandError(f"`cepheid lake export` needs {', '.join(missing)}: pip install 'cepheid[lake]'")
     from cepheid_lake import export as export_topic

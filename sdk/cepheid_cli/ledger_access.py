@@ -1,4 +1,4 @@
-"""Bookies as a command reaches them: at the addresses that a source names, for reads alone."""
+"""Connections of commands to bookies, at the addresses from a source, for reads only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cepheid_security import ClientTls
 
 
 class BookieReach:
-    """Connections by bookie id; one that is down is unavailable, which readers know to handle."""
+    """Connections by bookie id. A bookie that is down is unavailable, which readers handle."""
 
     def __init__(self, bookies: list[dict[str, Any]]) -> None:
         self._addresses = {bookie["bookie_id"]: bookie_address(bookie["addresses"]) for bookie in bookies}
@@ -47,7 +47,7 @@ async def bookie_reach(source: LedgerSource) -> AsyncIterator[BookieReach]:
 
 
 class _SourceRecords:
-    """What a reader asks of metadata, answered by a source."""
+    """A reader's interface to metadata, implemented by a source."""
 
     def __init__(self, source: LedgerSource) -> None:
         self._source = source
@@ -57,7 +57,7 @@ class _SourceRecords:
 
 
 def reader_of(source: LedgerSource, ledger: LedgerMetadata, reach: BookieReach) -> LedgerReader:
-    """Reads without recovery."""
+    """Return a reader that does not recover."""
     records = cast(Records[int, LedgerMetadata], _SourceRecords(source))
     return LedgerReader(ledger, records, reach.get, None, LedgerSettings())
 

@@ -1,4 +1,4 @@
-"""What metadata knows of the ledgers and of the identity of a bookie that is stopped, for `cepheid bookie-shell`."""
+"""Metadata about the ledgers and the identity of a stopped bookie, for `cepheid bookie-shell`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class LedgerOwners:
     """Views of all ledgers by id (`cepheid_metadata.ledger_views`), living and deleted.
 
-    `unreadable`: their records are damaged. `missing`: bookies that keep ledgers because metadata lacks too many, and how many.
+    `unreadable`: their records are damaged. `missing`: bookies that keep ledgers because metadata lacks too many, with the number.
     """
 
     def __init__(self, views: dict[int, dict[str, Any]], unreadable: dict[int, str], missing: dict[str, int]) -> None:
@@ -29,7 +29,7 @@ class LedgerOwners:
         self._missing = missing
 
     def of(self, ledger_id: int) -> str:
-        """Return the topic of a ledger, and what it is used for if that is not its entries."""
+        """Return the topic of a ledger, and its use unless it holds the topic's entries."""
         view = self._views.get(ledger_id)
         if view is None:
             return "(its record in metadata is damaged)" if ledger_id in self._unreadable else "(not in metadata)"
@@ -38,24 +38,24 @@ class LedgerOwners:
         return str(custom.get("topic", "(no topic)")) + (f" ({use})" if use != "entries" else "")
 
     def why_kept(self, ledger_id: int, bookie_id: str | None) -> str:
-        """Return what keeps a ledger on this bookie, and until when if that is known."""
+        """Return why a ledger is kept on this bookie, and until when if known."""
         view = self._views.get(ledger_id)
         if view is None and ledger_id in self._unreadable:
             return f"its record in metadata cannot be read: {self._unreadable[ledger_id]}"
         if view is None and bookie_id in self._missing:
             return (
-                f"metadata lacks {self._missing[bookie_id]:,} ledgers of this bookie, too many to be deleted without an operator: "
+                f"metadata lacks {self._missing[bookie_id]:,} ledgers of this bookie, too many to delete without confirmation: "
                 f"cepheid bookies confirm-missing {bookie_id}"
             )
         if view is None:
-            return "nothing, metadata does not have it: collected after two passes of the running bookie"
+            return "nothing, as metadata does not have it: collected after two passes of the running bookie"
         owner = self.of(ledger_id)
         if "purge_after_ms" in view:
             return f"{owner}: deleted, can be brought back until {shown_time(view['purge_after_ms'])}, then collected"
         ledger = view["ledger"]
         is_named = any(bookie_id in fragment["ensemble"] for fragment in ledger["fragments"])
         if ledger["state"] == "CLOSED" and bookie_id is not None and not is_named:
-            return f"{owner}: copies that other bookies have taken over, collected by the running bookie"
+            return f"{owner}: copies that were replaced on other bookies, collected by the running bookie"
         return f"{owner}: {ledger['state']}, until the topic no longer needs it"
 
 
@@ -63,7 +63,7 @@ async def read_owners(metadata_url: str) -> LedgerOwners:
     async with ledger_source("", metadata_url) as source:
         views: dict[int, dict[str, Any]] = {}
         unreadable: dict[int, str] = {}
-        for deleted in (True, False):  # a ledger that is brought back in between is living
+        for deleted in (True, False):  # a ledger that is restored in between counts as living
             above: int | None = -1
             while above is not None:
                 page = await source.page(above, deleted=deleted)
@@ -79,7 +79,7 @@ async def read_owners(metadata_url: str) -> LedgerOwners:
 async def bookie_records(
     metadata_url: str, data_dir: Path, journal_dir: Path | None
 ) -> AsyncIterator[tuple[MetadataStore, MetadataCookies]]:
-    """The store, and the records of bookies in it."""
+    """Open the store; yield it with its records of bookies."""
     from cepheid_bookie import MetadataCookies
     from cepheid_metadata.open_store import open_store
     from cepheid_ports import Ports
@@ -96,7 +96,7 @@ async def bookie_records(
 
 
 async def read_master_keys(store: MetadataStore) -> dict[int, bytes]:
-    """Return the key of every ledger whose record can be read, living or deleted."""
+    """Return the key of every ledger with a readable record, living or deleted."""
     keys: dict[int, bytes] = {}
     source = StoreSource(store)
     for deleted in (True, False):
@@ -109,6 +109,6 @@ async def read_master_keys(store: MetadataStore) -> dict[int, bytes]:
 
 
 async def recorded_cookie(metadata_url: str, bookie_id: str) -> tuple[Cookie | None, int]:
-    """Return the cookie that metadata has of a bookie, and its number of lives."""
+    """Return the cookie of a bookie in metadata, and its number of lives."""
     async with bookie_records(metadata_url, Path(), Path()) as (_, records):
         return await records.load(bookie_id), await records.load_life(bookie_id)

@@ -1,4 +1,4 @@
-"""`cepheid ledgers read`: entries as the bookies have them, with the messages in them.
+"""`cepheid ledgers read`: entries from the bookies, with their messages.
 
 12:0  2026-11-21T10:00:00  producer p-1  sequence 7  2 messages  300 bytes
       [0] key=a  {"carrier": "UA"}
@@ -22,7 +22,7 @@ _SHOWN_CHARS = 200
 
 
 async def print_entries(source: LedgerSource, ledger_id: int, first: int, last: int | None, *, raw: bool) -> None:
-    """Raises LedgerError: an entry that cannot be read, or lies beyond the end."""
+    """Print entries. Raises LedgerError for an entry that cannot be read, or is beyond the end."""
     ledger = record_of(await source.one(ledger_id))
     async with bookie_reach(source) as reach:
         reader = reader_of(source, ledger, reach)
@@ -38,7 +38,7 @@ async def print_entries(source: LedgerSource, ledger_id: int, first: int, last: 
                     _print_entry(group, entry_id, raw=raw)
                 first = group.last_entry_id + 1
     if wants_all and reader.may_miss_entries:
-        message = f"ledger {ledger_id} may have entries above {end}: {', '.join(reader.silent)} told nothing"
+        message = f"ledger {ledger_id} may have entries above {end}: {', '.join(reader.silent)} did not answer"
         raise EntryUnavailableError(message, ledger_id=ledger_id, known_end=end)
     if not raw and end < 0:
         print(f"ledger {ledger_id} has no confirmed entry")
@@ -58,7 +58,7 @@ def lines_of(ledger_id: int, entry_id: int, payload: memoryview) -> Iterator[str
     try:
         metadata, body = parse_metadata(payload), split_tail(payload)[1]
     except WireError:  # of a cursor, or of another writer than a broker
-        yield f"{place}  {len(payload)} bytes, no message"
+        yield f"{place}  {len(payload)} bytes, not a message"
         return
     messages = metadata.num_messages_in_batch if metadata.HasField("num_messages_in_batch") else 1
     yield (
@@ -92,5 +92,5 @@ def _shown(key: str | None, payload: bytes) -> str:
 
 
 def _printable(text: str) -> str:
-    """What clients chose must not command a terminal."""
+    """Escape text from clients, which must not control a terminal."""
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)

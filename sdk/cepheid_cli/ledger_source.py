@@ -1,6 +1,6 @@
-"""Where commands learn of ledgers and bookies: from a broker's admin API, or from the metadata store when no broker runs.
+"""Sources of information on ledgers and bookies: a broker's admin API, or the metadata store if no broker runs.
 
-Entries come from neither: they are read straight from the bookies.
+Entries are read directly from the bookies.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class NoSuchLedgerHereError(CepheidError):
 
 
 class BookiesReplacedError(CepheidError):
-    """The ledger has no entries on a bookie whose copies should be repaired: it was replaced since they were verified."""
+    """The ledger has no entries on a bookie whose copies should be repaired: the bookie was replaced after the verification."""
 
 
 class LedgerSource(Protocol):
-    """Views as cepheid_metadata.ledger_views describes them."""
+    """Views as described in cepheid_metadata.ledger_views."""
 
     async def page(self, above: int, *, deleted: bool) -> dict[str, Any]: ...
 
@@ -44,9 +44,10 @@ class LedgerSource(Protocol):
     async def bookies(self) -> list[dict[str, Any]]: ...
 
     async def repair(self, ledger_id: int, bookies: list[str]) -> None:
-        """Have the copies on these bookies checked, and made again where they are bad.
+        """Have the copies on these bookies checked, and replaced where they are bad.
 
-        Raises NoSuchLedgerHereError, also for a deleted ledger that can be brought back, and BookiesReplacedError."""
+        Raises NoSuchLedgerHereError, also for a deleted ledger that can be brought back, and BookiesReplacedError.
+        """
 
     async def is_marked(self, ledger_id: int) -> bool:
         """Return whether the ledger waits for repair."""
@@ -126,14 +127,14 @@ class StoreSource:
 
         if await DeletedLedgers(self._store).undelete(ledger_id, Ports().wall_ms()) is None:
             raise NoSuchLedgerHereError(
-                f"ledger {ledger_id} cannot be brought back: it was not deleted, or its time of grace is over"
+                f"ledger {ledger_id} cannot be brought back: it was not deleted, or its grace period is over"
             )
 
     async def purge(self, ledger_id: int) -> None:
         from cepheid_metadata import DeletedLedgers
 
         if not await DeletedLedgers(self._store).give_up(ledger_id):
-            raise NoSuchLedgerHereError(f"ledger {ledger_id} cannot be purged: it was not deleted, or its time of grace is over")
+            raise NoSuchLedgerHereError(f"ledger {ledger_id} cannot be purged: it was not deleted, or its grace period is over")
 
     async def bookies(self) -> list[dict[str, Any]]:
         from cepheid_metadata.ledger_views import bookie_views
@@ -170,7 +171,7 @@ class StoreSource:
 
 @asynccontextmanager
 async def ledger_source(admin_url: str, metadata_url: str | None) -> AsyncIterator[LedgerSource]:
-    """The store is asked when its URL is given."""
+    """Open the source; it is the store if its URL is given."""
     if metadata_url is None:
         yield AdminSource(admin_url)
         return
@@ -180,7 +181,7 @@ async def ledger_source(admin_url: str, metadata_url: str | None) -> AsyncIterat
 
     store = await open_store(metadata_url, Ports(), must_exist=True)
     try:
-        await require_cluster(store)  # an empty listing would look as if all was gone
+        await require_cluster(store)  # an empty listing would look like lost data
         yield StoreSource(store)
     finally:
         await store.aclose()

@@ -1,4 +1,4 @@
-"""`cepheid ledgers verify`: what is wrong with which copy, where, and what to do about it."""
+"""`cepheid ledgers verify`: finds bad copies, and says what to do about them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ async def verify_ledgers(
     as_json: bool,
     repair_for_s: float | None = None,
 ) -> Verdict:
-    """Print what is wrong as it is found, and a summary. `damaged`: ledgers whose record cannot be read, as listed.
+    """Print problems as they are found, and a summary. `damaged`: ledgers with an unreadable record, as listed.
 
-    `repair_for_s`: have bad copies made again from valid replicas, wait for that at most so long, and verify these ledgers again.
+    `repair_for_s`: have bad copies replaced from valid replicas, wait at most this long for that, and verify these ledgers again.
     """
     reports: list[LedgerReport] = []
     not_repaired = ""
@@ -47,7 +47,7 @@ async def verify_ledgers(
             try:
                 report = await _verified(source, view, reach)
             except NoSuchLedgerHereError:
-                continue  # it went for good since it was listed, and its entries with it
+                continue  # it was deleted for good after it was listed, with its entries
             reports.append(report)
             if not as_json:
                 _print(report)
@@ -57,7 +57,7 @@ async def verify_ledgers(
         print_json([*map(_plain, reports), *({"damaged": record} for record in damaged)])
     else:
         for record in damaged:
-            print(f"ledger {record['ledger_id']}: its record in metadata is damaged, its copies cannot be looked for:")
+            print(f"ledger {record['ledger_id']}: its record in metadata is damaged, its copies cannot be located:")
             print(f"      {record['error']}")
         tail = f"; {_counted(len(damaged), 'record', 'records')} of ledgers damaged" if damaged else ""
         print(summary(reports) + not_repaired + tail)
@@ -116,22 +116,23 @@ async def _repaired(
 
 
 def verdict_on(reports: Sequence[LedgerReport]) -> Verdict:
-    """BAD if any copy is bad for certain, else NOT_KNOWN if any could not be checked."""
+    """Return BAD if any copy is certainly bad, NOT_KNOWN if any could not be checked."""
     if any(report.is_bad for report in reports):
         return Verdict.BAD
     return Verdict.SOUND if all(report.is_sound for report in reports) else Verdict.NOT_KNOWN
 
 
 async def _verified(source: LedgerSource, view: dict[str, Any], reach: BookieReach) -> LedgerReport:
-    """Of the record as it is: what is not sound is blamed on copies only if the record stayed the same while they were read.
+    """Verify the ledger by its current record: problems count as bad copies only if the record did not change meanwhile.
 
-    Raises NoSuchLedgerHereError."""
+    Raises NoSuchLedgerHereError.
+    """
     ledger_id = record_of(view).ledger_id
-    ledger = record_of(await source.one(ledger_id))  # the listing may be long ago
+    ledger = record_of(await source.one(ledger_id))  # the listing may be old
     for _ in range(_MAX_LOOKS):
         reader = reader_of(source, ledger, reach)
         last_entry_id = await reader.read_lac()
-        ledger = record_of(await source.one(ledger_id))  # behind the end: it names the ensembles of all that is confirmed
+        ledger = record_of(await source.one(ledger_id))  # read after the end: it names the ensembles of all confirmed entries
         report = await verify_ledger(ledger, last_entry_id, reach.get)
         if reader.may_miss_entries:
             report.end_unknown_for = reader.silent
@@ -141,7 +142,7 @@ async def _verified(source: LedgerSource, view: dict[str, Any], reach: BookieRea
 
 
 def summary(reports: Sequence[LedgerReport]) -> str:
-    """Return the line that ends a verification: copies and entries, with what is certain apart from what is not known."""
+    """Return the last line of a verification: copies and entries, with certain results apart from unknown ones."""
     wanted, valid = sum(report.copies_wanted for report in reports), sum(report.copies_valid for report in reports)
     bad, unknown = sum(report.copies_bad for report in reports), sum(report.copies_unknown for report in reports)
     lost, unseen = sum(report.lost_entries for report in reports), sum(report.unknown_entries for report in reports)
@@ -151,7 +152,7 @@ def summary(reports: Sequence[LedgerReport]) -> str:
         text += f", in {_counted(not_sound, 'ledger', 'ledgers')}"
     text += f"; {_counted(lost, 'entry', 'entries')} without a valid copy"
     if unseen:
-        text += f", {_counted(unseen, 'entry', 'entries')} of which only bookies that did not say can have one"
+        text += f", {_counted(unseen, 'entry', 'entries')} of which only bookies that did not answer can have one"
     if open_ends := sum(bool(report.end_unknown_for) for report in reports):
         text += f"; the end of {open_ends} open {'ledger' if open_ends == 1 else 'ledgers'} is not known"
     return text
@@ -162,20 +163,20 @@ def _counted(number: int, one: str, many: str) -> str:
 
 
 def cure(finding: Finding, ack_quorum: int) -> str:
-    """What an operator can do about it today."""
+    """Return what an operator can do about it now."""
     if finding.ailment is Copy.DIVERGENT:
         if finding.valid:
             return f"{finding.valid} others agree with each other: cepheid ledgers verify --repair copies them over this one"
-        return "the copies contradict each other: keep every disk as it is and report it; readers get whichever they ask first"
+        return (
+            "the copies contradict each other: keep every disk as it is and report it; readers get the first one that they ask for"
+        )
     if finding.ailment is Copy.UNREADABLE:
-        return f"start {finding.bookie} or check its log, then verify again: nothing is known of these copies"
+        return f"start {finding.bookie} or check its log, then verify again: nothing is known about these copies"
     if finding.valid == 0:
         return "no valid copy was seen: bring back the bookies or disks that are away, if there are any"
     if finding.valid < ack_quorum:
-        return (
-            f"{finding.valid} valid elsewhere, fewer than an acknowledgement asks for: lose no other bookie before they are copied"
-        )
-    return f"{finding.valid} valid elsewhere, so readers are served: cepheid ledgers verify --repair makes the copy again"
+        return f"{finding.valid} valid elsewhere, fewer than the ack quorum: lose no other bookie before they are copied"
+    return f"{finding.valid} valid elsewhere, so readers are served: cepheid ledgers verify --repair replaces the copy"
 
 
 def _print(report: LedgerReport) -> None:
@@ -190,7 +191,7 @@ def _print(report: LedgerReport) -> None:
         print(f"      {cure(finding, report.ack_quorum)}")
     if report.end_unknown_for:
         print(f"  its end is not known: {', '.join(report.end_unknown_for)} did not answer, and may have entries after that")
-        print("      start them or look into their logs, then verify again")
+        print("      start them or check their logs, then verify again")
     sys.stdout.flush()
 
 

@@ -1,4 +1,4 @@
-"""`cepheid ledgers` and `cepheid bookies`: where data lies, what is in it, and whether every copy of it is sound."""
+"""`cepheid ledgers` and `cepheid bookies`: locate, read and verify stored data."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cepheid_cli.admin.common import DEFAULT_URL, AdminUrl, Json, connect_admin,
 from cepheid_cli.admin.units import shown_bytes, shown_time
 from cepheid_cli.ledger_source import LedgerSource, NoSuchLedgerHereError, ledger_source
 
-app = sub_app("ledgers", "Ledgers: what topics are stored in (docs/operations.md).")
-bookies_app = sub_app("bookies", "Bookies: where ledgers are stored.")
+app = sub_app("ledgers", "Ledgers: the storage of topics (docs/operations.md).")
+bookies_app = sub_app("bookies", "Bookies: the storage nodes of ledgers.")
 
 STATES = ("OPEN", "IN_RECOVERY", "CLOSED")
 MAX_ID = (1 << 63) - 1  # of a ledger and of an entry
@@ -29,17 +29,17 @@ def list_all(
     topic: Annotated[str | None, typer.Option(help="Only those of this topic.")] = None,
     state: Annotated[str | None, typer.Option(help="Only OPEN, IN_RECOVERY or CLOSED ones.")] = None,
     bookie: Annotated[str | None, typer.Option(help="Only those with entries on this bookie.")] = None,
-    deleted: Annotated[bool, typer.Option(help="Those that were deleted and can be brought back.")] = False,
+    deleted: Annotated[bool, typer.Option(help="Deleted ledgers that can be brought back.")] = False,
     as_json: Json = False,
     admin_url: AdminUrl = DEFAULT_URL,
     metadata: Metadata = None,
 ) -> None:
-    """List ledgers, oldest id first. Entries and bytes of an open one are known to its writer only.
+    """List ledgers, oldest id first. Only the writer of an open ledger knows its entries and bytes.
 
     Ledgers whose record in metadata cannot be read come last, with the reason.
     """
     if state is not None and state.upper() not in STATES:
-        raise typer.BadParameter(f"{state!r} is no state of a ledger; there are {', '.join(STATES)}")
+        raise typer.BadParameter(f"{state!r} is not a state of a ledger; there are {', '.join(STATES)}")
 
     async def main() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         async with ledger_source(admin_url, metadata) as source:
@@ -55,14 +55,14 @@ def list_all(
     if deleted:
         columns.append("until")
         rows = [[*row, shown_time(view["purge_after_ms"])] for row, view in zip(rows, found, strict=True)]
-    # Whose they are is not known, so they are shown whatever was asked for.
+    # Their topics are unknown, so they are shown with every filter.
     rows += [[str(record["ledger_id"]), "DAMAGED", *["-"] * (len(columns) - 3), record["error"]] for record in damaged]
     print_table(columns, rows)
 
 
 @app.command()
 def show(ledger: Ledger, as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL, metadata: Metadata = None) -> None:
-    """Print one ledger: its end, its fragments, and how their bookies are."""
+    """Print one ledger: its end, its fragments, and the states of their bookies."""
 
     async def main() -> tuple[dict[str, Any], list[dict[str, Any]]]:
         async with ledger_source(admin_url, metadata) as source:
@@ -73,7 +73,7 @@ def show(ledger: Ledger, as_json: Json = False, admin_url: AdminUrl = DEFAULT_UR
         print_json(view)
         return
     record, states = view["ledger"], {bookie["bookie_id"]: bookie["state"] for bookie in bookies}
-    open_end = "known to its writer" if record["state"] == "OPEN" else "being found out by recovery"
+    open_end = "known to its writer" if record["state"] == "OPEN" else "being determined by recovery"
     end = f"entry {record['last_entry_id']}, {record['length_bytes']} bytes" if record["state"] == "CLOSED" else open_end
     lines = [
         f"ledger    {record['ledger_id']}",
@@ -95,12 +95,12 @@ def show(ledger: Ledger, as_json: Json = False, admin_url: AdminUrl = DEFAULT_UR
 def read(
     ledger: Ledger,
     first: Annotated[int, typer.Option(min=0, max=MAX_ID, help="First entry.")] = 0,
-    last: Annotated[int | None, typer.Option(min=0, max=MAX_ID, help="Last entry. Default: the last that is confirmed.")] = None,
-    raw: Annotated[bool, typer.Option(help="Payloads of entries as stored, one after the other, to standard output.")] = False,
+    last: Annotated[int | None, typer.Option(min=0, max=MAX_ID, help="Last entry. Default: the last confirmed one.")] = None,
+    raw: Annotated[bool, typer.Option(help="Write payloads as stored, one after the other, to standard output.")] = False,
     admin_url: AdminUrl = DEFAULT_URL,
     metadata: Metadata = None,
 ) -> None:
-    """Print a ledger's entries with their messages, read from the bookies, without recovery: a writer goes on."""
+    """Print a ledger's entries with their messages, read from the bookies without recovery: a writer can continue."""
     if last is not None and last < first:
         raise typer.BadParameter(f"the last entry {last} is before the first, {first}")
     from cepheid_cli.ledger_reading import print_entries
@@ -116,7 +116,7 @@ def read(
 def verify(
     ledger: Annotated[int | None, typer.Argument(min=0, max=MAX_ID, help="Ledger id.")] = None,
     every: Annotated[bool, typer.Option("--all", help="All ledgers, one after the other.")] = False,
-    repair: Annotated[bool, typer.Option("--repair", help="Make bad copies again from valid replicas, and verify again.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Replace bad copies from valid replicas, and verify again.")] = False,
     wait: Annotated[float, typer.Option(min=0, help="With --repair: seconds to wait for the repair.")] = 300.0,
     as_json: Json = False,
     admin_url: AdminUrl = DEFAULT_URL,
@@ -124,7 +124,7 @@ def verify(
 ) -> None:
     """Read every copy of every entry, check it, and compare it with the others.
 
-    Exit code 0: every copy is valid. 1: copies are bad or missing for certain. 3: none is, but bookies did not say what they have.
+    Exit code 0: every copy is valid. 1: copies are certainly bad or missing. 3: none is, but some bookies did not answer.
     """
     if (ledger is None) is not every:
         raise typer.BadParameter("name one ledger, or say --all")
@@ -143,12 +143,12 @@ def verify(
 def recover_from(
     ledger: Ledger,
     bookie: Annotated[str, typer.Option(help="The bookie whose copy decides where the ledger ends.")],
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: what is lost by this is accepted.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: the loss is accepted.")] = False,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Close a ledger at what one bookie holds, when the other copies of its end are lost for good (docs/operations.md).
+    """Close a ledger at what one bookie holds, if the other copies of its end are lost for good (docs/operations.md).
 
-    Shows what would be lost, and asks. A ledger that can be recovered without loss is recovered so.
+    Shows what would be lost, and asks. A ledger that can be recovered without loss is recovered normally.
     """
     admin = connect_admin(admin_url)
     preview = admin.ledgers.preview_recovery(ledger, bookie)
@@ -162,14 +162,14 @@ def recover_from(
 
 
 def preview_lines(preview: dict[str, Any]) -> list[str]:
-    """What closing a ledger by one bookie's word would do, for the one who decides."""
+    """Return lines on the effect of closing a ledger by one bookie's answer, for the operator's decision."""
     ledger, last = preview["ledger_id"], preview["last_entry_id"]
     if preview["state"] == "CLOSED":
-        return [f"ledger {ledger} is already {_shown_end(last)}: nothing is to be decided"]
+        return [f"ledger {ledger} is already {_shown_end(last)}: nothing to decide"]
     lines = [f"ledger {ledger} ({preview['state']}), from entry {preview['first_entry_id']} on at:"]
     lines += [f"  {bookie}: {answer}" for bookie, answer in preview["answers"].items()]
     end = _shown_end(last)
-    needed = preview.get("needed_bookies", 0)  # a broker of an older release does not say it
+    needed = preview.get("needed_bookies", 0)  # a broker of an older release does not report it
     needs = f"needs {needed} more {'bookie that takes' if needed == 1 else 'bookies that take'} entries: start further ones"
     missing = [f"Closing it {needs} first."] if needed else []
     if not preview["needs_decision"]:
@@ -178,9 +178,9 @@ def preview_lines(preview: dict[str, Any]) -> list[str]:
     return [
         *lines,
         *missing,
-        f"By the word of {preview['bookie']} alone it would be {end}.",
-        f"Lost for good: whatever was acknowledged above that and is, or was, only at {unheard}.",
-        "Do this only if their disks do not come back. A broker that still writes the ledger is shut out.",
+        f"By the answer of {preview['bookie']} alone it would be {end}.",
+        f"Lost for good: every acknowledged entry above that which is, or was, only at {unheard}.",
+        "Do this only if their disks do not come back. A broker that still writes the ledger is fenced.",
     ]
 
 
@@ -190,7 +190,7 @@ def _shown_end(last_entry_id: int) -> str:
 
 @app.command()
 def undelete(ledger: Ledger, admin_url: AdminUrl = DEFAULT_URL, metadata: Metadata = None) -> None:
-    """Bring a deleted ledger back. It belongs to no topic any more; `cepheid ledgers read` shows what is in it."""
+    """Bring a deleted ledger back. It no longer belongs to a topic; `cepheid ledgers read` shows its content."""
 
     async def main() -> None:
         async with ledger_source(admin_url, metadata) as source:
@@ -209,13 +209,13 @@ def purge(
     admin_url: AdminUrl = DEFAULT_URL,
     metadata: Metadata = None,
 ) -> None:
-    """Give up deleted ledgers before their time of grace is over, so that bookies delete their entries now.
+    """Give up deleted ledgers before their grace period is over, so that bookies delete their entries now.
 
-    They cannot be brought back then. Bookies with a full disk delete the entries within two minutes, others within
+    They cannot be brought back afterwards. Bookies with a full disk delete the entries within two minutes, others within
     `storage.gc_interval_s` and `storage.gc_confirm_s`.
     """
     if [ledger is not None, every, topic is not None].count(True) != 1:
-        raise typer.BadParameter("name one ledger, or a topic with --topic, or say --all")
+        raise typer.BadParameter("name one ledger, or a topic with --topic, or give --all")
 
     async def find() -> list[dict[str, Any]]:
         async with ledger_source(admin_url, metadata) as source:
@@ -229,7 +229,7 @@ def purge(
     size = sum((record["length_bytes"] or 0) * record["write_quorum"] for record in found)
     what = f"{len(found)} deleted {'ledger' if len(found) == 1 else 'ledgers'} with {shown_bytes(size)} on bookies"
     if not yes:
-        typer.confirm(f"Give up {what}? What was in them cannot be brought back then.", abort=True)
+        typer.confirm(f"Give up {what}? Their content cannot be brought back.", abort=True)
 
     async def give_up() -> int:
         async with ledger_source(admin_url, metadata) as source:
@@ -237,7 +237,7 @@ def purge(
             for record in found:
                 try:
                     await source.purge(record["ledger_id"])
-                except NoSuchLedgerHereError:  # brought back, or purged, since it was listed
+                except NoSuchLedgerHereError:  # brought back or purged since it was listed
                     gone += 1
             return gone
 
@@ -247,9 +247,9 @@ def purge(
 
 @bookies_app.command("list")
 def list_bookies(as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL, metadata: Metadata = None) -> None:
-    """List bookies: those that run, and those that metadata knows and that are down.
+    """List bookies: those that run, and those that are down but known to metadata.
 
-    Ledgers, bytes and the bytes that are short are those of the auditor's last walk over all ledgers.
+    The ledgers, bytes and missing bytes are from the auditor's last walk over all ledgers.
     """
 
     async def main() -> tuple[list[dict[str, Any]], bool]:
@@ -284,14 +284,14 @@ def _shown(count: int | None) -> str:
 
 
 async def _all(source: LedgerSource, *, deleted: bool) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Return the views of all ledgers, and of those whose record cannot be read."""
+    """Return the views of all ledgers, and of those with an unreadable record."""
     found: list[dict[str, Any]] = []
     damaged: list[dict[str, Any]] = []
     above: int | None = -1
     while above is not None:
         page = await source.page(above, deleted=deleted)
         found += page["ledgers"]
-        damaged += page.get("damaged", [])  # a broker of an older release answers with an error instead
+        damaged += page.get("damaged", [])  # a broker of an older release returns an error instead
         above = page["next"]
     return found, damaged
 

@@ -12,14 +12,14 @@ _NEEDS_QUOTES = re.compile(r"\s|^$").search
 
 
 class EventFormatter(logging.Formatter):
-    """`2026-01-31 12:00:00,000 INFO rollover.done topic=x ledger_id=7`: the message is the event's fixed name."""
+    """Format `2026-01-31 12:00:00,000 INFO rollover.done topic=x ledger_id=7`: the message is the event's fixed name."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
         self._second, self._shown = -1, ""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
-        """As in the base class, which does all of this for every line: topics that open by the thousand have a line each."""
+        """Format like the base class, which does all of this for every line: topics that open by the thousand have a line each."""
         second = int(record.created)
         if second != self._second:
             self._second, self._shown = second, time.strftime("%Y-%m-%d %H:%M:%S", self.converter(record.created))
@@ -36,10 +36,10 @@ def _value(value: object) -> str:
 
 
 def start_logging(level: int = logging.INFO) -> None:
-    """Event lines on standard error."""
+    """Write event lines to standard error."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(EventFormatter())
     logging.basicConfig(level=level, handlers=[handler], force=True)
-    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # in no line, and looked up for each
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False  # not in the lines, but looked up for each
     for chatty in ("grpc", "asyncio", "uvicorn", "uvicorn.access"):
         logging.getLogger(chatty).setLevel(logging.WARNING)

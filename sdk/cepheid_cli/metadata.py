@@ -1,4 +1,4 @@
-"""`cepheid metadata`: back metadata up while the cluster runs, restore it into an empty store, and what comes after that."""
+"""`cepheid metadata`: back up metadata while the cluster runs, restore it into an empty store, and confirm the restore."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class MovedCopiesError(CepheidError):
 
     hint: ClassVar[str] = (
         "copy them again from the bookies that metadata names: cepheid ledgers verify --all --repair; "
-        "to give up what only other bookies have: --drop-moved"
+        "to give up copies that only other bookies have: --drop-moved"
     )
 
 
@@ -65,7 +65,7 @@ def backup(file: File, admin_url: AdminUrl = DEFAULT_URL, metadata: Metadata = N
 
 @app.command()
 def check(file: File) -> None:
-    """Read a backup to its end, and say what is in it. Nothing is changed."""
+    """Read a backup to its end, and show its content. Nothing is changed."""
     from cepheid_cli.backup_file import check_file
 
     print_lines([_words(check_file(file))])
@@ -93,7 +93,7 @@ def restore(
 
 @app.command()
 def report(as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL, metadata: Metadata = None) -> None:
-    """List ledgers that bookies hold and metadata does not have, and those that are not where metadata says."""
+    """List ledgers that bookies hold but metadata does not have, and those that are not where metadata says."""
     from cepheid_cli.metadata_report import report_lines
 
     found = asyncio.run(_report(admin_url, metadata))
@@ -107,23 +107,23 @@ def report(as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL, metadata: M
 def confirm(
     without: Annotated[
         list[str] | None,
-        typer.Option("--without", help="A bookie that is lost for good; repeat it. Ledgers can be created then."),
+        typer.Option("--without", help="A bookie that is lost for good; repeat it. Ledgers can then be created."),
     ] = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: what metadata does not have is collected.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask: ledgers that metadata lacks are collected.")] = False,
     drop_moved: Annotated[
         bool, typer.Option("--drop-moved", help="Confirm although bookies that metadata does not name hold copies that it lacks.")
     ] = False,
     admin_url: AdminUrl = DEFAULT_URL,
     metadata: Metadata = None,
 ) -> None:
-    """End the time after a restore: bookies collect ledgers that metadata does not have.
+    """End the phase after a restore: bookies then collect ledgers that metadata does not have.
 
-    Shows them first, and asks. With --without it only gives bookies up, so that topics can be used before the confirmation.
+    Shows them first, and asks. With --without it only gives up bookies, so that topics can be used before the confirmation.
     """
     if without:
         for bookie in without:
             _change(admin_url, metadata, f"/cepheid/v1/metadata/without/{segment(bookie)}", partial(_give_up, bookie))
-            done(f"{bookie} is given up: throw its disks away, or start it before `cepheid metadata confirm`")
+            done(f"{bookie} is given up: discard its disks, or start it before `cepheid metadata confirm`")
         return
     state = _state(admin_url, metadata)
     if (restored := state["restored"]) is not None:
@@ -138,7 +138,7 @@ def confirm(
         if not yes and not state["missing"]:
             typer.confirm("Let bookies delete the ledgers that metadata does not have?", abort=True)
     _change(admin_url, metadata, "/cepheid/v1/metadata/confirm", _confirm)
-    done("confirmed: bookies collect what metadata does not have, after two of their passes")
+    done("confirmed: bookies collect the ledgers that metadata does not have, after two passes")
 
 
 def _words(summary: BackupSummary) -> str:
@@ -173,7 +173,7 @@ def _state(admin_url: str, metadata: str | None) -> dict[str, Any]:
 
 
 def _change(admin_url: str, metadata: str | None, path: str, change: Callable[[MetadataStore], Coroutine[Any, Any, None]]) -> None:
-    """By a broker, or in the store itself."""
+    """Make a change through a broker, or in the store itself."""
     if metadata is None:
         connect_admin(admin_url).call("POST", path)
         return

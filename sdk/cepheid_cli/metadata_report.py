@@ -1,10 +1,10 @@
-"""What bookies hold, compared with metadata: what a restored backup does not know, and what bookies lost since it was made.
+"""Compares bookies with metadata: what a restored backup does not know, and what bookies lost since it was created.
 
-    ids of each bookie ──first──►┐              ┌─► unknown: held, and not in metadata
-                                 ├──► compare ──┼─► missing: in metadata, and held by no bookie
-    records of metadata ─second─►┘              └─► moved: held by others than the bookies that metadata names
+    ids of each bookie ──first──►┐              ┌─► unknown: held, but not in metadata
+                                 ├──► compare ──┼─► missing: in metadata, but held by no bookie
+    records of metadata ─second─►┘              └─► moved: held by other bookies than metadata names
 
-Bookies are asked first: what a bookie holds was in metadata before.
+Bookies are asked first: what a bookie holds was in metadata earlier.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ _TIMEOUT_S = 30.0
 
 @dataclass(slots=True)
 class MetadataReport:
-    """Ledger ids, each with the bookies that hold it."""
+    """Differences between bookies and metadata: ledger ids, each with the bookies that hold it."""
 
     unknown: dict[int, list[str]] = field(default_factory=dict)
-    """Held by bookies, and neither a ledger nor a deleted ledger of metadata."""
+    """Ledgers held by bookies that metadata has neither as living nor as deleted."""
     missing: dict[int, list[str]] = field(default_factory=dict)
-    """Closed ledgers with entries that no bookie holds; with the bookies that their record names."""
+    """Closed ledgers with entries that no bookie holds, with the bookies that their record names."""
     moved: dict[int, list[str]] = field(default_factory=dict)
-    """Closed ledgers that a bookie holds which their record does not name, while one that it names does not; with the former.
+    """Closed ledgers held by a bookie that their record does not name, while one that it names lacks them; with the former.
 
-    Repair copied them after the backup. Without a record that names it, such a copy is collected as surplus.
+    Repair copied them after the backup. Such a copy is collected as surplus unless a record names it.
     """
     silent: dict[str, str] = field(default_factory=dict)
-    """Bookies that did not say what they hold, with the reason."""
+    """Bookies that did not answer, with the reason."""
 
 
 async def make_report(source: LedgerSource, admin_url: str | None) -> MetadataReport:
@@ -59,9 +59,9 @@ async def make_report(source: LedgerSource, admin_url: str | None) -> MetadataRe
 def compare(
     held: Mapping[str, Sequence[int]], silent: Mapping[str, str], living: Iterable[Mapping[str, Any]], others: Iterable[int]
 ) -> MetadataReport:
-    """Return what differs. `others`: ids of ledgers that are deleted, or whose record cannot be read.
+    """Return the differences. `others`: ids of ledgers that are deleted, or whose record cannot be read.
 
-    While a bookie that a record names is silent, its ledger is not `missing`.
+    While a bookie that a record names does not answer, its ledger is not `missing`.
     """
     holders: dict[int, list[str]] = {}
     for bookie, ids in held.items():
@@ -83,10 +83,10 @@ def compare(
 
 
 def report_lines(report: MetadataReport) -> list[str]:
-    """Return what `cepheid metadata report` prints."""
+    """Return the output of `cepheid metadata report`."""
     lines = [f"ledger {ledger_id}: held by {', '.join(bookies)}, not in metadata" for ledger_id, bookies in report.unknown.items()]
     for ledger_id, bookies in report.missing.items():
-        lines.append(f"ledger {ledger_id}: in metadata, and neither {' nor '.join(bookies)} nor another bookie holds it")
+        lines.append(f"ledger {ledger_id}: in metadata, but neither {' nor '.join(bookies)} nor another bookie holds it")
     for ledger_id, bookies in report.moved.items():
         lines.append(f"ledger {ledger_id}: held by {', '.join(bookies)}, which metadata does not name for it")
     lines += [f"{bookie} did not say what it holds: {reason}" for bookie, reason in report.silent.items()]
@@ -125,13 +125,13 @@ def ledgers_of(bookie: str, url: str | None, admin_url: str | None) -> list[int]
 
 
 def http_url_of(addresses: Mapping[str, str]) -> str | None:
-    """Return the address of a bookie's health page, as it has registered it."""
+    """Return the registered address of a bookie's health page."""
     return next((f"{scheme}://{addresses[scheme]}" for scheme in ("https", "http") if scheme in addresses), None)
 
 
 def _page(url: str, above: int) -> dict[str, Any]:
     scheme, _, address = url.partition("://")
-    if scheme == "https":  # with a certificate: which ledgers there are is not for everybody
+    if scheme == "https":  # with a certificate: the list of ledgers is not public
         connection: HTTPConnection = HTTPSConnection(address, timeout=_TIMEOUT_S, context=ClientTls.from_environment().context())
     else:
         connection = HTTPConnection(address, timeout=_TIMEOUT_S)

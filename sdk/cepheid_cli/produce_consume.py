@@ -34,7 +34,7 @@ def consume_messages(url: str, topic: str, subscription: str, *, count: int, sha
                 place = f"{at.ledger_id}:{at.entry_id}" + (f":{at.batch_index}" if at.batch_index >= 0 else "")
                 console.print(f"[dim]{place}[/]  {f'[cyan]{escape(key)}[/]  ' if key else ''}", end="")
                 console.print(text, markup=False, highlight=False, soft_wrap=True)
-                consumer.ack_nowait(message)  # `close` sends what waits
+                consumer.ack_nowait(message)  # `close` sends pending acknowledgements
                 if number == count:
                     break
         except KeyboardInterrupt:

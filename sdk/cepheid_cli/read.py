@@ -1,6 +1,6 @@
-"""`cepheid read`: a range of a topic's history, read straight from the bookies, as lines or a file.
+"""`cepheid read`: prints a range of a topic's history, read directly from the bookies, as lines or a file.
 
-It leaves no subscription behind and acknowledges nothing; what is kept can be read again and again.
+It creates no subscription and acknowledges nothing, so the messages can be read repeatedly.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ DEFAULT_SERVICE_URL = "pulsar://127.0.0.1:6650"
 TABLE_COLUMNS = ("message_id", "publish_time", "key", "value")
 ENTRY_TABLE_COLUMNS = ("ledger_id", "entry_id", "publish_time", "producer_name", "sequence_id", "num_messages")
 CONDITIONS = ("key", "event_from", "event_until")
-BROKEN_PIPE_EXIT = 141  # as of a program that SIGPIPE ended
+BROKEN_PIPE_EXIT = 141  # like a program that SIGPIPE ended
 OWN_WORDS = {
     "; failOnMissingTopic=false reads what there is": "",  # one topic is read
     "failOnDataLoss=false": "--accept-loss",
@@ -40,13 +40,13 @@ OWN_WORDS = {
     "admin.url": "--admin-url",
     "no decryption keys are given": "no --decryption-keys are given",
 }
-"""What errors of a scan advise, in Spark's words or those of `scan()`: here it is said otherwise."""
+"""Advice in errors of a scan, in the terms of Spark or `scan()`, with its replacement here."""
 
 _NEEDED = {"pyarrow": "pyarrow", "numpy": "numpy", "grpc": "grpcio"}
 
 
 class ReadCommandError(CepheidError):
-    """The command cannot do what was asked for."""
+    """The command cannot do what was requested."""
 
 
 class Format(StrEnum):
@@ -64,37 +64,39 @@ def read(
             "--from", help="First message: earliest, a time (2026-03-01T08:00:00Z, -6h), a position (12:345), subscription:NAME."
         ),
     ] = "earliest",
-    end: Annotated[str, typer.Option("--to", help="Where it ends, not included: latest, or as for --from.")] = "latest",
+    end: Annotated[str, typer.Option("--to", help="End, not included: latest, or a value like --from.")] = "latest",
     where: Annotated[
         list[str] | None,
         typer.Option(help="Only messages with key=KEY (several: any of them), event_from=TIME, event_until=TIME. Repeat it."),
     ] = None,
     partition: Annotated[list[int] | None, typer.Option(help="Only this partition. Repeat it for several.")] = None,
     columns: Annotated[str | None, typer.Option(help="Columns, separated by commas, in this order.")] = None,
-    limit: Annotated[int | None, typer.Option(min=0, help="At most so many rows.")] = None,
+    limit: Annotated[int | None, typer.Option(min=0, help="Maximum number of rows.")] = None,
     typed: Annotated[
         bool, typer.Option("--typed", help="The columns of the topic's schema, instead of the value's bytes.")
     ] = False,
-    entries: Annotated[bool, typer.Option("--entries", help="One row a stored entry, its bytes as they are.")] = False,
+    entries: Annotated[bool, typer.Option("--entries", help="One row per stored entry, with its raw bytes.")] = False,
     output_format: Annotated[
         Format | None, typer.Option("--format", help="Default: by the output's name, a table on a terminal, else json.")
     ] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; replaced when all is read.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="File to write; replaced once everything is read.")] = None,
     on_bad_record: Annotated[str, typer.Option(help="Messages that cannot be decoded: fail, null or skip.")] = "fail",
     decryption_keys: Annotated[
         str | None,
         typer.Option(help="Private keys for encrypted messages: a directory with NAME.pem, or package.module:function."),
     ] = None,
-    accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Go on behind a range that is not kept any more.")] = False,
+    accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Continue after a range that is no longer kept.")] = False,
     url: Annotated[str | None, typer.Option("--url", help=f"Service URL of any broker. Default: {DEFAULT_SERVICE_URL}")] = None,
     admin_url: Annotated[str | None, typer.Option(help="Or: admin URL of any broker.")] = None,
     metadata: Annotated[str | None, typer.Option(help="Or: the metadata store, when no broker runs (zk://host:2181/path).")] = None,
     token: Annotated[
         str | None,
-        typer.Option(envvar="CEPHEID_TOKEN", help="Shown to brokers. In the environment other users of the machine do not see it."),
+        typer.Option(
+            envvar="CEPHEID_TOKEN", help="Token for brokers. In the environment it is hidden from other users of the machine."
+        ),
     ] = None,
 ) -> None:
-    """Print a topic's messages from storage, past the brokers, or write them to a file."""
+    """Print a topic's messages from storage, bypassing the brokers, or write them to a file."""
     _require_modules()
     if typed and entries:
         raise ReadCommandError("--typed and --entries are two kinds of rows; choose one")
@@ -103,7 +105,7 @@ def read(
     named = _default_columns(kind, mode) if columns is None else _column_names(columns)
     from cepheid_scan import ScanCounters, scan
 
-    logging.getLogger("cepheid_scan").addHandler(logging.NullHandler())  # a replica that failed is no news: another one answers
+    logging.getLogger("cepheid_scan").addHandler(logging.NullHandler())  # a failed replica is not worth a line: another one answers
     counters = ScanCounters()
     if url is None and admin_url is None and metadata is None:
         admin_url = os.environ.get("CEPHEID_ADMIN_URL") or None
@@ -141,7 +143,7 @@ def _errors_in_own_words() -> Iterator[None]:
 
 
 def own_words(text: str) -> str:
-    """An error's text with the flags of this command."""
+    """Return an error's text with the flags of this command."""
     for said, own in OWN_WORDS.items():
         text = text.replace(said, own)
     return text
@@ -167,19 +169,19 @@ def _write(reader: ScanReader, kind: Format, output: Path | None, limit: int | N
 
 @contextmanager
 def _opened(output: Path | None) -> Iterator[BinaryIO]:
-    """Standard output, or a file that has its name only when all is written."""
+    """Open standard output, or a file that gets its name only when everything is written."""
     if output is None:
         try:
             yield sys.stdout.buffer
             sys.stdout.buffer.flush()
-        except BrokenPipeError:  # `| head`: nothing more is wanted
+        except BrokenPipeError:  # `| head`: no more output is wanted
             _drop_what_is_left()
             raise typer.Exit(BROKEN_PIPE_EXIT) from None
         except OSError as error:
             _drop_what_is_left()
             raise ReadCommandError(f"standard output cannot be written: {error}") from None
         return
-    if os.path.isdir(output):  # whatever else is wrong with it is said when it is opened
+    if os.path.isdir(output):  # other problems are reported when it is opened
         raise ReadCommandError(f"{output} is a directory: name a file in it", path=str(output))
     part = output.with_name(f".{output.name}.part")
     try:
@@ -189,17 +191,17 @@ def _opened(output: Path | None) -> Iterator[BinaryIO]:
     except OSError as error:
         raise ReadCommandError(f"{output} cannot be written: {error}", path=str(output)) from None
     finally:
-        with suppress(OSError):  # of a place that is no directory: that was said
+        with suppress(OSError):  # the directory does not exist, which was reported
             part.unlink(missing_ok=True)
 
 
 def _drop_what_is_left() -> None:
-    """Of standard output: else the interpreter complains when it flushes at its end."""
+    """Discard unwritten output, or the interpreter reports an error when it flushes at its end."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 def _say_the_rest(rows: int, kind: Format, output: Path | None, counters: ScanCounters) -> None:
-    """What is not among the rows, on standard error: rows that are missing must not look as if there were none."""
+    """Report what is not among the rows on standard error: missing rows must not look as if there were none."""
     if kind is Format.TABLE or output is not None:
         print(f"{rows:,} {'row' if rows == 1 else 'rows'}{f' in {output}' if output else ''}", file=sys.stderr)
     if counters.bad_records:
@@ -233,14 +235,14 @@ def _column_names(text: str) -> Sequence[str]:
 
 
 def _default_columns(kind: Format, mode: str) -> Sequence[str] | None:
-    """A terminal is too narrow for all of them."""
+    """Return the columns for a terminal, which is too narrow for all of them."""
     if kind is not Format.TABLE or mode == "typed":
         return None
     return ENTRY_TABLE_COLUMNS if mode == "entries" else TABLE_COLUMNS
 
 
 def _conditions(words: Sequence[str]) -> dict[str, Any]:
-    """Of `--where`, as arguments of `scan`."""
+    """Return the conditions of `--where` as arguments of `scan`."""
     found: dict[str, Any] = {}
     for word in words:
         name, equals, value = word.partition("=")

@@ -1,4 +1,4 @@
-"""`cepheid repair`, `cepheid ledgers short`, `cepheid bookies decommission` and `recover`: automatic repair as operators see it."""
+"""`cepheid repair`, `cepheid ledgers short`, `cepheid bookies decommission` and `recover`: commands for automatic repair."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PAGE = 1000
 
 @app.command()
 def status(as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """Show whether repair is on, who the auditor is, what is short of copies, and how long the rest will take."""
+    """Show whether repair is on, the auditor, the ledgers that lack copies, and the time until they are repaired."""
     found = connect_admin(admin_url).repair.status()
     if as_json:
         print_json(found)
@@ -46,7 +46,7 @@ def status(as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
 
 
 def status_lines(found: dict[str, Any]) -> list[str]:
-    """Return what `cepheid repair status` prints."""
+    """Return the output of `cepheid repair status`."""
     off, audit = found["off"], found["audit"]
     reason = f": {off['reason']}" if off and off["reason"] else ""
     lines = [
@@ -54,7 +54,7 @@ def status_lines(found: dict[str, Any]) -> list[str]:
         f"auditor    {found['auditor'] or 'none: no process with automatic repair runs'}",
     ]
     if audit is None:
-        return [*lines, "last walk  none so far: nothing is known of missing copies"]
+        return [*lines, "last walk  none so far: missing copies are unknown"]
     short = audit["short"]
     lines.append(f"last walk  {shown_time(audit['finished_at_ms'])}, {counted(audit['ledgers'], 'ledger')}")
     lines.append(f"short      {counted(short['ledgers'], 'ledger')}, {shown_bytes(short['bytes'])} of copies")
@@ -69,11 +69,11 @@ def status_lines(found: dict[str, Any]) -> list[str]:
     ):
         if count:
             lines.append(f"           {count} {text}")
-    if waiting := found.get("unchecked", 0):  # an older broker does not say
-        lines.append(f"unchecked  {counted(waiting, 'ledger')} closed by recovery: each copy is looked at once")
+    if waiting := found.get("unchecked", 0):  # an older broker does not report it
+        lines.append(f"unchecked  {counted(waiting, 'ledger')} closed by recovery: each copy is checked once")
     lines += [f"waiting    {bookie} is not registered, in its grace period" for bookie in audit["waiting"]]
     for one in found["draining"]:
-        state = "draining" if one["drained_at_ms"] is None else "drained: stop it and throw its disks away"
+        state = "draining" if one["drained_at_ms"] is None else "drained: stop it and discard its disks"
         lines.append(f"leaving    {one['bookie_id']}: {state}")
     for bookie in found["draining_unreadable"]:
         lines.append(f"leaving    {bookie}: its record cannot be read; cepheid bookies decommission {bookie} --cancel, then again")
@@ -81,12 +81,10 @@ def status_lines(found: dict[str, Any]) -> list[str]:
 
 
 @app.command()
-def off(
-    reason: Annotated[str, typer.Option(help="Why, for whoever looks at the status.")] = "", admin_url: AdminUrl = DEFAULT_URL
-) -> None:
-    """Stop automatic repair in the whole cluster, for maintenance. What is being copied is finished."""
+def off(reason: Annotated[str, typer.Option(help="Reason, shown in the status.")] = "", admin_url: AdminUrl = DEFAULT_URL) -> None:
+    """Stop automatic repair in the whole cluster, for maintenance. Copies in progress are finished."""
     connect_admin(admin_url).repair.switch_off(reason=reason)
-    done("automatic repair is off: copies that get lost now are not made again until `cepheid repair on`")
+    done("automatic repair is off: copies that are lost now are not replaced until `cepheid repair on`")
 
 
 @app.command()
@@ -98,11 +96,11 @@ def on(admin_url: AdminUrl = DEFAULT_URL) -> None:
 
 @ledgers_app.command()
 def short(
-    limit: Annotated[int, typer.Option(min=1, help="At most so many ledgers.")] = 1000,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of ledgers.")] = 1000,
     as_json: Json = False,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """List ledgers that lack copies: which bookies lack them and why, how many copies are left, since when."""
+    """List ledgers that lack copies: on which bookies and why, how many copies are left, and since when."""
     admin = connect_admin(admin_url)
     found: list[dict[str, Any]] = []
     above: int | None = -1
@@ -122,11 +120,11 @@ def short(
     if above is not None:
         done(f"there are more than {limit}: --limit shows more")
     if state["audit"] is None:
-        done("no walk over all ledgers has ended yet: this list is not complete")
+        done("no walk over all ledgers has ended yet: this list is incomplete")
 
 
 def age_of_list(state: dict[str, Any]) -> str:
-    """Return what `cepheid ledgers short` prints while repair is off: nothing has been added to its list since."""
+    """Return the note of `cepheid ledgers short` while repair is off: nothing has been added to its list since."""
     since = f"automatic repair is off, and ledgers that lost copies after {shown_time(state['off']['off_since_ms'])} are not listed"
     audit = state["audit"]
     if audit is None:
@@ -157,7 +155,7 @@ def _short_row(mark: dict[str, Any]) -> tuple[str, ...]:
 
 @bookies_app.command()
 def recover(bookie: Bookie, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """Copy what a bookie that is down held to other bookies now, without waiting for its grace period."""
+    """Copy the ledgers of a bookie that is down to other bookies now, without waiting for its grace period."""
     admin = connect_admin(admin_url)
     admin.bookies.recover(bookie)
     if admin.repair.status()["off"] is not None:
@@ -168,7 +166,7 @@ def recover(bookie: Bookie, admin_url: AdminUrl = DEFAULT_URL) -> None:
 
 @bookies_app.command()
 def missing(metadata: Metadata, as_json: Json = False) -> None:
-    """List bookies that keep ledgers which metadata lacks, because these are suspiciously many."""
+    """List bookies that keep ledgers because suspiciously many of them are missing in metadata."""
     from cepheid_metadata.repair_views import missing_views
 
     async def main() -> list[dict[str, Any]]:
@@ -201,7 +199,7 @@ def confirm_missing(
 ) -> None:
     """Let a bookie delete the ledgers that metadata lacks. If more are missing by its next comparison, it asks again.
 
-    Before you confirm, make sure that metadata is complete and of this cluster: what is deleted cannot be brought back.
+    First make sure that metadata is complete and belongs to this cluster: deleted ledgers cannot be brought back.
     """
     from cepheid_metadata.repair_views import confirm_missing, missing_views
 
@@ -225,11 +223,11 @@ def confirm_missing(
 @bookies_app.command()
 def decommission(
     bookie: Bookie,
-    wait: Annotated[bool, typer.Option("--wait", help="Show progress until the bookie can be thrown away.")] = False,
-    cancel: Annotated[bool, typer.Option("--cancel", help="Let it stay. What was moved is not moved back.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Show progress until the bookie can be removed.")] = False,
+    cancel: Annotated[bool, typer.Option("--cancel", help="Keep the bookie. Moved copies are not moved back.")] = False,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Move all copies of a bookie to others, so that it can be thrown away. Stopping this command stops nothing: repeat it."""
+    """Move all copies of a bookie to others, so that it can be removed. Stopping this command stops nothing: repeat it."""
     admin = connect_admin(admin_url)
     if cancel:
         admin.bookies.cancel_decommission(bookie)
@@ -242,18 +240,18 @@ def decommission(
 
 
 def decommission_lines(bookie: str, found: dict[str, Any]) -> list[str]:
-    """Return what is said of a bookie that is being decommissioned."""
+    """Return the status lines of a bookie that is being decommissioned."""
     if found["state"] == "gone":
-        return [f"{bookie} is decommissioned: nothing names it any more, its disks can be thrown away"]
+        return [f"{bookie} is decommissioned: nothing refers to it any more, its disks can be discarded"]
     if found["state"] == "drained":
         if found["running"]:
-            return [f"{bookie} holds nothing that is needed any more: stop it, and throw its disks away"]
-        return [f"{bookie} holds nothing that is needed any more: its disks can be thrown away"]
+            return [f"{bookie} holds nothing that is still needed: stop it, and discard its disks"]
+        return [f"{bookie} holds nothing that is still needed: its disks can be discarded"]
     left = f"{counted(found['ledgers_left'], 'ledger')} ({shown_bytes(found['bytes_left'])}) left"
     if found["ledgers_at_start"] is None:
         left = "its ledgers are being counted"
     problem = [f"  not yet possible: {found['problem']}"] if found["problem"] else []
-    return [f"{bookie} is being emptied, {left}; see again: cepheid bookies decommission {bookie} --wait", *problem]
+    return [f"{bookie} is being emptied, {left}; check again: cepheid bookies decommission {bookie} --wait", *problem]
 
 
 def _watch(admin: Admin, bookie: str, found: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A role in the foreground: logging, loop and signals of the process, until Ctrl-C or SIGTERM, or until it fails for good."""
+"""Runs a role in the foreground: logging, loop and signals of the process, until Ctrl-C, SIGTERM or a permanent failure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cepheid_ports import Role, make_new_files_private
 
 log = logging.getLogger(__name__)
 
-SWITCH_INTERVAL_S = 0.0005  # journal and reader threads need the interpreter for microseconds, but at once (default: 5 ms)
+SWITCH_INTERVAL_S = 0.0005  # journal and reader threads need the interpreter for microseconds, but immediately (default: 5 ms)
 
 
 R = TypeVar("R", bound=Role)
@@ -32,10 +32,10 @@ def run_role(
     started: float,
     supervisor: socket.socket | None = None,
 ) -> None:
-    """Serves until a signal; returns after a clean stop. `make` is called in the loop; `facts` gives lines about what serves.
+    """Serve until a signal; return after a clean stop. `make` is called in the loop; `facts` returns lines about the running role.
 
     `started`: `time.monotonic()` when the command began. `supervisor`: a socket to the supervisor of several processes; it gets a
-    byte when this one serves, and this one stops at its end. Raises CepheidError when the role cannot start or has to give up.
+    byte when this one serves, and this one stops when it is closed. Raises CepheidError if the role cannot start or must give up.
     """
     start_logging()
     make_new_files_private()
@@ -46,9 +46,9 @@ def run_role(
 
 
 def allow_open_files() -> None:
-    """As many as this process may have: it starts with 1024 for old programs' sake, and a thousand clients would end a bookie."""
+    """Raise the limit of open files as far as allowed: the default of 1024 suits old programs, and a thousand clients exceed it."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # macOS says that there is no limit, and has one
+    with suppress(ValueError, OSError):  # macOS reports no limit, but has one
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
@@ -69,7 +69,7 @@ async def _serve(
             loop.remove_reader(supervisor)
             stop.set()
 
-        loop.add_reader(supervisor, on_supervisor_gone)  # it sends nothing: what can be read is the end
+        loop.add_reader(supervisor, on_supervisor_gone)  # it sends nothing: being readable means its end
     role = make()
     if not await _started(role, stop):
         return
@@ -79,7 +79,7 @@ async def _serve(
             _say(f"  {fact}")
         _say("  stop with Ctrl-C")
         if supervisor is not None:
-            with suppress(OSError):  # gone: the reader above hears of it
+            with suppress(OSError):  # gone: the reader above handles it
                 supervisor.send(b"r")
         _tame_garbage_collector()
         await role.wait_until_stopped(stop)
@@ -92,7 +92,7 @@ async def _serve(
 
 
 async def _close_failed(role: Role) -> None:
-    """As far as it goes: on a broken disk not even closing works, and the reason of the end is the first failure."""
+    """Close as far as possible: on a broken disk even closing fails, and the first failure is the reason to report."""
     _say("stopping")
     try:
         await role.aclose()
@@ -101,7 +101,7 @@ async def _close_failed(role: Role) -> None:
 
 
 async def _started(role: Role, stop: asyncio.Event) -> bool:
-    """False when a signal came first: a start may wait for long, for a metadata store that is away."""
+    """Return False if a signal came first: a start may wait long for an unavailable metadata store."""
     starting, stopping = asyncio.ensure_future(role.start()), asyncio.ensure_future(stop.wait())
     await asyncio.wait([starting, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -109,17 +109,17 @@ async def _started(role: Role, stop: asyncio.Event) -> bool:
         starting.cancel()
         await asyncio.wait([starting])
         if not starting.cancelled() and starting.exception() is None:
-            await role.aclose()  # it came to serve in the same moment
+            await role.aclose()  # it began to serve at the same moment
         return False
     await starting
     return True
 
 
 def _tame_garbage_collector() -> None:
-    """What exists now lives as long as the process, and entries make no cycles: young collections stay short, full ones rare.
+    """Tune garbage collection: existing objects live as long as the process, and entries create no cycles.
 
-    A young generation of 100,000 objects was seen to stop the loop for 21 ms at each collection. What outlives two collections is
-    kept: with ten, topics that open by the thousand were looked at twice, and every tenth collection took 20 ms.
+    A young generation of 100,000 objects was seen to stop the loop for 21 ms at each collection. Objects that survive two
+    collections are kept: with ten, topics that open by the thousand were visited twice, and every tenth collection took 20 ms.
     """
     gc.collect()
     gc.freeze()
@@ -129,7 +129,7 @@ def _tame_garbage_collector() -> None:
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     try:
         import uvloop
-    except ModuleNotFoundError:  # not on every platform; asyncio's own loop serves, slower
+    except ModuleNotFoundError:  # not on every platform; asyncio's own loop is slower
         return None
     factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
     return factory

@@ -1,9 +1,9 @@
-"""Arrow batches as lines or files: the formats of `cepheid read`.
+"""Output formats of `cepheid read`: Arrow batches as lines or files.
 
-json     one object a line; bytes as text where they are UTF-8, else as base64 under the name `value_base64`
-csv      a header, then one line a row; each column of bytes has one beside it for what is not UTF-8
-parquet  the columns as they are, zstd, row groups of about 64 MB
-table    for eyes: a line a row, cut to the terminal's width; control characters are shown, never sent
+json     one object per line; bytes as text if they are UTF-8, otherwise as base64 under the name `value_base64`
+csv      a header, then one line per row; each column of bytes has a second one for bytes that are not UTF-8
+parquet  the columns unchanged, zstd, row groups of about 64 MB
+table    for reading: a line per row, cut to the terminal's width; control characters are shown, never sent
 
 A writer takes batches of one schema; `close` ends the output and is not called after a failure.
 """
@@ -24,7 +24,7 @@ from typing import Any, BinaryIO, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-ROWS_AT_ONCE = 1000  # that are Python objects at the same time
+ROWS_AT_ONCE = 1000  # as Python objects at the same time
 ROW_GROUP_BYTES = 64 << 20
 _WIDTHS_FROM_ROWS = 50
 _MOST_COLUMN_WIDTH = 40
@@ -38,7 +38,7 @@ class RowWriter(Protocol):
 
 
 def open_writer(kind: str, out: BinaryIO, schema: pa.Schema, *, width: int = 120) -> RowWriter:
-    """`kind`: one of the formats above. `width`: of a table."""
+    """Return the writer of a format (`kind`, listed above). `width`: of a table."""
     match kind:
         case "json":
             return JsonLines(out)
@@ -121,7 +121,7 @@ class ParquetRows:
 
 
 class TableLines:
-    """Column widths are those of the first rows; what is longer is cut."""
+    """A table whose column widths are those of the first rows; longer values are cut."""
 
     def __init__(self, out: BinaryIO, schema: pa.Schema, width: int) -> None:
         self._out = out
@@ -159,7 +159,7 @@ class TableLines:
 
 
 def _rows(batch: pa.RecordBatch) -> Iterator[list[tuple[Any, ...]]]:
-    """Rows of plain values, some at a time. Bytes that are left are not UTF-8."""
+    """Yield rows of plain values in batches. Remaining bytes are not UTF-8."""
     plain = [_plain_values(field.type) for field in batch.schema]
     for start in range(0, batch.num_rows, ROWS_AT_ONCE):
         columns = batch.slice(start, ROWS_AT_ONCE).columns
@@ -175,7 +175,7 @@ def _rows(batch: pa.RecordBatch) -> Iterator[list[tuple[Any, ...]]]:
 
 
 def _plain_values(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """How a Python value of this type becomes one of JSON; bytes that are not UTF-8 stay. None: it is one."""
+    """Return the conversion of a type's Python values to JSON values; bytes that are not UTF-8 stay. None: none is needed."""
     if _is_bytes(kind):
         return _text_or_bytes
     if pa.types.is_map(kind):
@@ -193,7 +193,7 @@ def _plain_values(kind: pa.DataType) -> Callable[[Any], Any] | None:
 
 
 def _named(names: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
-    """Bytes get another name."""
+    """Return a row by names; bytes get another name."""
     return {
         (name + _BASE64 if isinstance(value, bytes) else name): _without_bytes(value)
         for name, value in zip(names, row, strict=True)
@@ -218,7 +218,7 @@ def _scalar(value: Any) -> Any:
     if isinstance(value, date | time):
         return value.isoformat()
     if isinstance(value, float) and not math.isfinite(value):
-        return str(value)  # JSON has no such numbers
+        return str(value)  # JSON cannot express such numbers
     return str(value) if isinstance(value, Decimal) else value
 
 
@@ -243,7 +243,7 @@ def _json(value: Any) -> str:
 
 
 def _shown(value: Any) -> str:
-    """For a terminal: what a message contains must not move its cursor."""
+    """Return text for a terminal: the content of a message must not move its cursor."""
     if value is None:
         return "-"
     if isinstance(value, bytes):
@@ -262,6 +262,6 @@ def _cut(text: str, width: int) -> str:
 
 def terminal_width(default: int = 120) -> int:
     try:
-        return os.get_terminal_size().columns or default  # 0: a terminal that was told no size
+        return os.get_terminal_size().columns or default  # 0: a terminal without a known size
     except OSError:
         return default

@@ -1,4 +1,4 @@
-"""Settings of a role: flags over environment over file over default.
+"""Loading of a role's settings: flags override the environment, which overrides files, which override defaults.
 
     file         a table is a TOML table                [dispatch]  max_permits = 5
     environment  a table's name, two underscores        CEPHEID_BROKER_DISPATCH__MAX_PERMITS=5
@@ -7,7 +7,7 @@
                     ▼  dotted names: renamed, refused, unknown?
                  one instance of the role's model, with its bounds
 
-Names are compared here because pydantic-settings ignores a misspelt environment variable.
+Names are checked here because pydantic-settings ignores misspelt environment variables.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="BaseModel")
 
 PAGE = "docs/settings.md"
-_CLOSE = 0.75  # similarity from which a name is suggested: `prot` and `port` have it
-_VERY_CLOSE = 0.9  # for names with their tables, whose long common parts say little
+_CLOSE = 0.75  # similarity from which a name is suggested: that of `prot` and `port`
+_VERY_CLOSE = 0.9  # for names with their tables, whose long common parts prove little
 
 
 class SettingsError(CepheidError):
@@ -49,7 +49,7 @@ class Setting:
     field: FieldInfo
 
     def allowed(self, number: Callable[[float], str] = str) -> str:
-        """Say in words what it may be: `a whole number from 0 to 65535`."""
+        """Describe the allowed values: `a whole number from 0 to 65535`."""
         schema = self.table.model_json_schema()["properties"][self.name.rpartition(".")[2]]
         return _allowed_by(schema, number)
 
@@ -90,7 +90,7 @@ def variable_of(prefix: str, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """A value with the place that it comes from. `prefix`: of the names there, if it is the environment."""
+    """A value and its source. `prefix`: of the environment's names."""
 
     name: str
     value: Any
@@ -98,7 +98,7 @@ class _Given:
     prefix: str | None = None
 
     def spelled(self, name: str) -> str:
-        """How a dotted name is written there."""
+        """Return a dotted name as written in this source."""
         return name if self.prefix is None else variable_of(self.prefix, name)
 
     @property
@@ -118,8 +118,8 @@ def load_settings(
 ) -> M:
     """Return an instance of `model` from `flags` (None: not given), environment, TOML files and defaults.
 
-    Of several files the later ones count more.
-    `refused` has names that are not settings although users may take them for settings, each with the reason. `renamed` leads from
+    Later files override earlier ones.
+    `refused` has names that users may mistake for settings, each with the reason. `renamed` maps
     old dotted names to new ones; an old name is accepted with a warning on standard error.
     Raises SettingsError with the source, the name, the value and what is allowed.
     """
@@ -157,7 +157,7 @@ def _from_file(file: Path) -> Iterator[_Given]:
 
 
 def _flat(table: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    """An empty table is a value: it may be one that does not exist."""
+    """Yield the values of nested tables. An empty table is a value: it may be one that does not exist."""
     for key, value in table.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{path}{key}.")
@@ -271,7 +271,7 @@ def _allowed_text(schema: Mapping[str, Any]) -> str:
 
 
 def _suggestion(given: _Given, known: Collection[str], tables: Collection[str]) -> str:
-    """Name what was probably meant, in the words of its source: in the same table, else in another one. Else say where to look."""
+    """Suggest the intended name, as written in its source: in the same table, otherwise in another; or say where to look."""
     name, names = given.name, [*known, *tables]
     table, _, last = name.rpartition(".")
     last_parts = {candidate: candidate.rpartition(".")[2] for candidate in names}
@@ -288,6 +288,6 @@ def _suggestion(given: _Given, known: Collection[str], tables: Collection[str]) 
 
 
 def _nearest(name: str, spellings: Mapping[str, str], cutoff: float = _CLOSE) -> list[str]:
-    """Return the candidates whose spelling is the nearest to `name`, if it is near at all."""
+    """Return the candidates with the spelling nearest to `name`, if any is near."""
     near = difflib.get_close_matches(name, spellings.values(), n=1, cutoff=cutoff)
     return [candidate for candidate, spelling in spellings.items() if near and spelling == near[0]]

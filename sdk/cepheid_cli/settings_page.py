@@ -1,4 +1,4 @@
-"""Write docs/settings.md, all settings of all roles: `python -m cepheid_cli.settings_page docs/settings.md`."""
+"""Writes docs/settings.md, all settings of all roles: `python -m cepheid_cli.settings_page docs/settings.md`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RolePage:
-    """A role whose settings the page has. `command` is the word after `cepheid`."""
+    """A role on the page. `command` is the word after `cepheid`."""
 
     command: str
     title: str
@@ -76,7 +76,7 @@ def settings_page() -> str:
 
 
 def flags_of(command: str) -> dict[str, str]:
-    """Return the flags of a role by the name of the setting that each gives."""
+    """Return the flags of a role, by the name of their setting."""
     from cepheid_cli.app import app
     from cepheid_cli.role_commands import NOT_SETTINGS
 
@@ -85,7 +85,7 @@ def flags_of(command: str) -> dict[str, str]:
 
 
 def default_of(setting: Setting) -> str:
-    """Return a default as people read it: `64 MiB`."""
+    """Return a default in readable form: `64 MiB`."""
     if setting.field.is_required():
         return "required"
     value = setting.field.default
@@ -109,7 +109,7 @@ def _number(name: str, value: float) -> str:
 def _lines() -> Iterator[str]:
     yield _INTRODUCTION
     tables: dict[tuple[str, type[BaseModel]], list[str]] = {}
-    """Tables with the roles that have them; two roles may have different tables of one name."""
+    """Tables with their roles; two roles may have different tables of one name."""
     for role in ROLES:
         for path, table in tables_of(role.model).items():
             tables.setdefault((path, table), []).append(role.command)
@@ -138,7 +138,7 @@ def _lines() -> Iterator[str]:
         yield ""
         yield from _HEAD
         for name, field in table.model_fields.items():
-            if f"{path}.{name}" not in names:  # a table within the table has a section of its own
+            if f"{path}.{name}" not in names:  # a table within the table has its own section
                 yield _row(Setting(f"{path}.{name}", table, field))
         yield ""
     yield "## Renamed settings"

@@ -14,7 +14,7 @@ from cepheid_ports import Ports
 
 
 def run_standalone(flags: Mapping[str, Any], config: Sequence[Path], *, accept_empty_disk: bool = False) -> None:
-    """Serves until a signal; returns after a clean stop. Raises CepheidError when it cannot start or has to give up."""
+    """Serve until a signal; return after a clean stop. Raises CepheidError if it cannot start or must give up."""
     started = time.monotonic()
     from cepheid_broker.settings import RENAMED
     from cepheid_broker.standalone import Standalone, StandaloneSettings

@@ -1,4 +1,4 @@
-"""`cepheid tiered`: what of topics lies in object stores, and what is on its way there (docs/tiered-storage.md)."""
+"""`cepheid tiered`: parts of topics in object stores, and their offloads (docs/tiered-storage.md)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ app = sub_app("tiered", "Tiered storage: topics' old ledgers in object stores.")
 
 
 _MAX_ASKED = 100
-"""Owners of topics that one `status` asks, each for one topic."""
+"""Limit of topics for which one `status` asks the owner."""
 
 
 @app.command()
@@ -39,7 +39,7 @@ def status(
     as_json: Json = False,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Show what lies on bookies, in the object store, and in both; what is due; and why it is not there yet."""
+    """Show the data on bookies, in the object store, and in both; what is due for offload, and why it is not done yet."""
     rows = rows_of(connect_admin(admin_url), name)
     if as_json:
         print_json(rows)
@@ -56,7 +56,7 @@ def status(
 
 
 def rows_of(admin: Admin, name: str) -> list[dict[str, Any]]:
-    """Return what brokers say of a namespace's topics, or of one topic (its partitions)."""
+    """Return the brokers' reports on a namespace's topics, or on one topic (its partitions)."""
     if name.count("/") == 1:
         return _of_namespace(admin, name)
     return [_of_topic(admin, part) for part in topic_parts(admin, name)]
@@ -66,7 +66,7 @@ def _of_namespace(admin: Admin, name: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = admin.tiered.namespace_status(name)["topics"]
     asked = 0
     for index, row in enumerate(rows):
-        if row["live"] is None and row["due"]["ledgers"] and asked < _MAX_ASKED:  # why it is not done yet, its owner knows
+        if row["live"] is None and row["due"]["ledgers"] and asked < _MAX_ASKED:  # its owner knows why it is not done yet
             asked += 1
             try:
                 rows[index] = _of_topic(admin, row["topic"])
@@ -81,7 +81,7 @@ def _of_topic(admin: Admin, topic: str) -> dict[str, Any]:
 
 
 def _concerns(row: Mapping[str, Any]) -> bool:
-    """Whether anything of the topic is, or is to be, in an object store."""
+    """Whether any data of the topic is in an object store, or should be."""
     return row["url"] is not None or any(row[where]["ledgers"] for where in ("both", "objects")) or row["waiting_deletions"] > 0
 
 
@@ -97,8 +97,7 @@ def _table_row(row: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def problem_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a line for each topic that is being offloaded, whose offload fails, whose objects wait to be deleted, or that has no
-    retention."""
+    """Return a line per topic that is being offloaded, has a failing offload, objects waiting for deletion, or no retention."""
     lines = []
     for row in rows:
         live = row["live"] or {}
@@ -118,7 +117,7 @@ def problem_lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
             )
         if row.get("url") is not None and row.get("retention_time_ms") == 0 and row.get("retention_bytes") == 0:
             lines.append(
-                f"{row['topic']}: no retention is set, so acknowledged messages are deleted, from bookies and store alike: "
+                f"{row['topic']}: no retention is set, so acknowledged messages are deleted from bookies and store: "
                 "cepheid topics set TOPIC retention TIME,SIZE"
             )
         if row["waiting_deletions"]:

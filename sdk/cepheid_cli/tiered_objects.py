@@ -33,12 +33,12 @@ _SHOWN = 20
 Url = Annotated[str, typer.Argument(help="Bucket and prefix of the offload policy, or a directory below it: s3://bucket/prefix.")]
 Metadata = Annotated[
     str | None,
-    typer.Option("--metadata", envvar="CEPHEID_METADATA", help=f"Metadata store, whose chains are the truth: {STORE_HELP}."),
+    typer.Option("--metadata", envvar="CEPHEID_METADATA", help=f"Metadata store, whose chains are authoritative: {STORE_HELP}."),
 ]
 
 
 class NoObjectsError(CepheidError):
-    """There is nothing to verify."""
+    """There are no objects to verify."""
 
     hint = "see `cepheid tiered status`; name the bucket with --url if no cluster is left"
 
@@ -51,14 +51,14 @@ def register(app: typer.Typer) -> None:
 
 def verify(
     name: Annotated[str | None, typer.Argument(help="Topic or namespace (public/default). Default: all.")] = None,
-    url: Annotated[str | None, typer.Option("--url", help="Bucket and prefix: its manifests say what should be there.")] = None,
+    url: Annotated[str | None, typer.Option("--url", help="Bucket and prefix: verify what its manifests list.")] = None,
     as_json: Json = False,
     admin_url: AdminUrl = DEFAULT_URL,
     metadata: Metadata = None,
 ) -> None:
-    """Read objects back, and compare them with their checksums and with what is recorded of them.
+    """Read objects back, and compare them with their checksums and records.
 
-    Exit code 0: all are valid. 1: objects are missing, damaged, or not what is recorded. 3: some could not be read.
+    Exit code 0: all are valid. 1: objects are missing, damaged, or differ from their record. 3: some could not be read.
     """
 
     async def main() -> list[VerifiedSegment]:
@@ -75,7 +75,7 @@ def verify(
             for one in expected:
                 found = await verify_segment(segments, one)
                 if found.condition is Condition.BAD and await _is_forgotten(bucket, one, metadata):
-                    continue  # retention removed it since it was listed
+                    continue  # retention removed it after it was listed
                 verified.append(found)
                 progress.note(one.object_bytes)
                 if found.condition is not Condition.VALID and not as_json:
@@ -98,13 +98,10 @@ def sweep(
     url: Url,
     metadata: Annotated[str, typer.Option("--metadata", envvar="CEPHEID_METADATA", help=f"Metadata of the cluster: {STORE_HELP}.")],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would be deleted.")] = False,
-    grace_hours: Annotated[float, typer.Option("--grace-hours", min=0, help="Keep what is younger.")] = 168.0,
+    grace_hours: Annotated[float, typer.Option("--grace-hours", min=0, help="Keep younger objects.")] = 168.0,
     as_json: Json = False,
 ) -> None:
-    """Delete what crashed uploads and deleted topics left in a bucket. What any chain names is never deleted.
-
-    Objects of other clusters, and of directories without a manifest, are kept.
-    """
+    """Delete what crashed uploads and deleted topics left in a bucket. Objects named by a chain are never deleted."""
     from cepheid_tiered.sweep import sweep as sweep_bucket
 
     async def main() -> SweepPlan:
@@ -135,15 +132,15 @@ def restore(
     url: Url,
     into: Annotated[str, typer.Option("--into", envvar="CEPHEID_METADATA", help=f"Metadata of the cluster: {STORE_HELP}.")],
     topic: Annotated[str | None, typer.Option("--topic", help="Only this topic, with its partitions.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would come back, and what would not.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be restored, and what would not.")] = False,
     accept_missing: Annotated[
         bool, typer.Option("--accept-missing", help="Restore topics without the ledgers whose objects are missing or truncated.")
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Bring topics back from a bucket alone, into a cluster whose brokers are stopped (make one with `cepheid init`).
+    """Restore topics from a bucket alone, into a cluster whose brokers are stopped (create one with `cepheid init`).
 
-    A restore that was cut off is repeated. The objects belong to the new cluster from then on: never start the old one again.
+    Repeat a restore that was interrupted. The objects then belong to the new cluster: never start the old one again.
     """
     from cepheid_tiered.restore import restore_topics
 
@@ -166,7 +163,7 @@ def restore(
 
 
 def restored_lines(one: RestoredTopic) -> list[str]:
-    """Return what happened to one topic, what was never offloaded, and how old its cursors are."""
+    """Return lines on one topic: what was restored, what was never offloaded, and how old its cursors are."""
     lines = [f"{one.topic or one.manifest}: {one.outcome.value}" + (f": {one.reason}" if one.reason else "")]
     if one.is_bad:
         return lines
@@ -182,8 +179,8 @@ def restored_lines(one: RestoredTopic) -> list[str]:
     if one.taken_in:
         ids = ", ".join(map(str, one.taken_in[:_SHOWN])) + (" …" if len(one.taken_in) > _SHOWN else "")
         whose = "in its chain" if one.outcome.name == "THERE" else "in the manifest"
-        lines.append(f"  found in the bucket, not {whose}, and taken in: {counted(len(one.taken_in), 'ledger')} ({ids})")
-    lines += [f"  found in the bucket, and not taken in: {text}" for text in one.not_taken[:_SHOWN]]
+        lines.append(f"  found in the bucket, not {whose}, and restored: {counted(len(one.taken_in), 'ledger')} ({ids})")
+    lines += [f"  found in the bucket, and not restored: {text}" for text in one.not_taken[:_SHOWN]]
     if one.missing:
         lines.append(f"  missing in the bucket: {', '.join(one.missing[:_SHOWN])}")
     if one.cursors_without_state:
@@ -201,7 +198,7 @@ def _problem_lines(found: VerifiedSegment) -> Iterable[str]:
     expected = found.expected
     yield f"{expected.topic}, ledger {expected.ledger_id}: {found.condition.value}: {found.reason}"
     if expected.on_bookies:
-        yield "  bookies still have this ledger, and readers get it from there"
+        yield "  bookies still have this ledger, and readers use them"
 
 
 def _verified_words(verified: list[VerifiedSegment]) -> str:
@@ -223,7 +220,7 @@ def _verdict(verified: list[VerifiedSegment], unread: list[str]) -> Verdict:
 async def _expected(
     bucket: Bucket, name: str | None, url: str | None, admin_url: str, metadata: str | None
 ) -> tuple[list[ExpectedSegment], list[str]]:
-    """What should be there, and what could not be read of that."""
+    """Return the expected objects, and what could not be read to find them."""
     if url is None and metadata is not None:
         return await _expected_of_chains(name, metadata)
     expected: list[ExpectedSegment] = []
@@ -277,7 +274,7 @@ async def _expected_of_manifests(bucket: Bucket, url: str, name: str | None) -> 
 
 
 def _policy_urls(name: str | None, admin_url: str) -> list[str]:
-    """Where topics are offloaded to, as brokers say."""
+    """Return the destinations of offloads, according to brokers."""
     from cepheid_cli.client_security import connect_admin
     from cepheid_cli.tiered import rows_of
 
@@ -302,7 +299,7 @@ def _is_wanted(topic: TopicName, name: str | None) -> bool:
 
 
 async def _is_forgotten(bucket: Bucket, expected: ExpectedSegment, metadata: str | None) -> bool:
-    """Whether nothing names the object any more."""
+    """Whether nothing refers to the object any more."""
     from cepheid_tiered.manifest import manifest_url
 
     if metadata is not None:
@@ -313,7 +310,7 @@ async def _is_forgotten(bucket: Bucket, expected: ExpectedSegment, metadata: str
 
 
 class _Progress:
-    """A line to standard error every few seconds, while there is something to wait for."""
+    """Progress lines on standard error every few seconds."""
 
     def __init__(self, objects: int, size_bytes: int) -> None:
         self._objects, self._bytes = objects, size_bytes

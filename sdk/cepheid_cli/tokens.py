@@ -1,4 +1,4 @@
-"""`cepheid tokens`: keys of tokens, tokens, what a token says, and its end. All but revocations works without a server."""
+"""`cepheid tokens`: create keys and tokens, check and revoke tokens. Only revocations need a server."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400, "y": 365 * 8
 SecretKey = Annotated[str | None, typer.Option("--secret-key", help="Secret key: path, file: or data:;base64, URL.")]
 PrivateKey = Annotated[str | None, typer.Option("--private-key", help="Private RSA or EC key (PKCS #8, DER or PEM).")]
 PublicKey = Annotated[str | None, typer.Option("--public-key", help="Public RSA or EC key (X.509, DER or PEM).")]
-KeyId = Annotated[str | None, typer.Option("--key-id", help="Name of the key, where a cluster has several.")]
+KeyId = Annotated[str | None, typer.Option("--key-id", help="Name of the key, if a cluster has several.")]
 
 
 class TokenCommandError(CepheidError):
-    """What was asked for makes no sense, or would overwrite something."""
+    """The request is contradictory, or would overwrite a file."""
 
 
 @app.command(name="create-secret-key")
 def create_secret_key(path: Annotated[Path, typer.Argument(help="File to write; it must not exist.")]) -> None:
-    """Make a secret key, with which the same cluster signs and checks tokens."""
+    """Create a secret key, with which one cluster signs and checks tokens."""
     _write(path, secrets.token_bytes(_SECRET_BYTES))
 
 
@@ -46,7 +46,7 @@ def create_key_pair(
     public: Annotated[Path, typer.Argument(help="File for the public key, which brokers check with; it must not exist.")],
     algorithm: Annotated[str, typer.Option(help="RS256, or ES256, ES384, ES512.")] = "RS256",
 ) -> None:
-    """Make a pair of keys: brokers that check tokens cannot make any."""
+    """Create a pair of keys, so that brokers can check tokens but not create them."""
     from cryptography.hazmat.primitives.asymmetric import ec, rsa
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
@@ -57,7 +57,7 @@ def create_key_pair(
     elif algorithm in curves:
         key = ec.generate_private_key(curves[algorithm])
     else:
-        raise TokenCommandError(f"the algorithm {algorithm!r} is none of RS256, {', '.join(curves)}")
+        raise TokenCommandError(f"the algorithm {algorithm!r} is not one of RS256, {', '.join(curves)}")
     _write(private, key.private_bytes(Encoding.DER, PrivateFormat.PKCS8, NoEncryption()))
     _write(public, key.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo))
 
@@ -69,17 +69,17 @@ def create(
     private_key: PrivateKey = None,
     key_id: KeyId = None,
     expires_in: Annotated[str | None, typer.Option(help="Time until it expires, such as 12h, 30d, 1y. Default: never.")] = None,
-    audience: Annotated[str | None, typer.Option(help="Audience, where brokers ask for one.")] = None,
+    audience: Annotated[str | None, typer.Option(help="Audience, if brokers require one.")] = None,
     output: Annotated[Path | None, typer.Option(help="File to write, readable by you alone. Default: standard output.")] = None,
 ) -> None:
-    """Make a token."""
+    """Create a token."""
     from cepheid_security import token_keys
     from cepheid_security.tokens import create_token
 
     if (secret_key is None) == (private_key is None):
-        raise TokenCommandError("give --secret-key or --private-key, one of them")
+        raise TokenCommandError("give one of --secret-key and --private-key")
     if not role.strip():
-        raise TokenCommandError("a role has a name")
+        raise TokenCommandError("the name of the role is empty")
     key = token_keys.secret_key(secret_key, key_id) if secret_key is not None else token_keys.private_key(private_key or "", key_id)
     claims = {} if audience is None else {"aud": audience}
     seconds = None if expires_in is None else _seconds(expires_in)
@@ -92,12 +92,12 @@ def create(
 
 @app.command()
 def validate(
-    token: Annotated[str | None, typer.Argument(help="Token. Default: standard input, which no process list shows.")] = None,
+    token: Annotated[str | None, typer.Argument(help="Token. Default: standard input, which process lists do not show.")] = None,
     secret_key: SecretKey = None,
     public_key: PublicKey = None,
-    audience: Annotated[str | None, typer.Option(help="Audience that it must be for.")] = None,
+    audience: Annotated[str | None, typer.Option(help="Audience that it must have.")] = None,
 ) -> None:
-    """Check a token with a key, and print its role and when it expires; without a key, print what it says."""
+    """Check a token with a key, and print its role and expiry; without a key, print its content."""
     from cepheid_security import token_keys
     from cepheid_security.tokens import TokenVerifier, read_unverified
 
@@ -121,21 +121,22 @@ def revoke(
     token_id: Annotated[str | None, typer.Option("--id", help="Revoke the token with this id (its claim jti).")] = None,
     role: Annotated[str | None, typer.Option(help="Revoke the tokens of this role that were issued up to now.")] = None,
     issued_up_to: Annotated[
-        str | None, typer.Option(help="With --role: up to this time instead, as 2026-05-01T12:00 or -15m.")
+        str | None, typer.Option(help="With --role: up to this time instead, such as 2026-05-01T12:00 or -15m.")
     ] = None,
     expires_in: Annotated[
-        str | None, typer.Option(help="When the last of these tokens expires, as 30d: the entry is removed then. Default: never.")
+        str | None,
+        typer.Option(help="When the last of these tokens expires, such as 30d: the entry is then removed. Default: never."),
     ] = None,
-    reason: Annotated[str, typer.Option(help="Why, for those who read the list.")] = "",
-    cancel: Annotated[bool, typer.Option("--cancel", help="Take the revocation back: the token holds again.")] = False,
+    reason: Annotated[str, typer.Option(help="Reason, shown in the list.")] = "",
+    cancel: Annotated[bool, typer.Option("--cancel", help="Cancel the revocation: the token is valid again.")] = False,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Revoke a token: within a second its connections are closed, and its calls are refused, by every broker of the cluster.
+    """Revoke a token: within a second every broker closes its connections and refuses its calls.
 
-    The token itself is not sent, only a digest of it. A token that says when it expires is removed from the list after that time.
+    Only a digest of the token is sent. A token that expires is removed from the list after that time.
     """
     if sum(given is not None for given in (token, token_id, role)) > 1:
-        raise TokenCommandError("give a file with a token, --id or --role, one of them")
+        raise TokenCommandError("give one of: a file with a token, --id, --role")
     if issued_up_to is not None and role is None:
         raise TokenCommandError("--issued-up-to needs --role")
     now_ms = time.time_ns() // 1_000_000
@@ -178,7 +179,7 @@ def revoked(as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
 
 
 def _digest_of(file: Path | None) -> dict[str, Any]:
-    """Return what names a token, and when it expires. Raises TokenCommandError."""
+    """Return what identifies a token, and when it expires. Raises TokenCommandError."""
     from cepheid_security.tokens import read_unverified, token_digest
 
     try:
@@ -188,7 +189,7 @@ def _digest_of(file: Path | None) -> dict[str, Any]:
     _, claims = read_unverified(text)
     expires = claims.get("exp")
     known = expires if isinstance(expires, int | float) and 0 <= expires < _MAX_TIME_S else None
-    # An hour more than it says: brokers accept it a little longer, as far as clocks may differ (clock_leeway_s).
+    # An hour later than it says: brokers accept it a little longer, in case clocks differ (clock_leeway_s).
     return {
         "kind": "digest",
         "value": token_digest(text.encode()),
@@ -199,7 +200,7 @@ def _digest_of(file: Path | None) -> dict[str, Any]:
 def _seconds(text: str) -> float:
     number, unit = text[:-1], text[-1:]
     if unit not in _UNITS or not number.isascii() or not number.isdecimal() or int(number) == 0:
-        raise TokenCommandError(f"{text!r} is no time: write a number and one of {', '.join(_UNITS)}, such as 12h or 30d")
+        raise TokenCommandError(f"{text!r} is not a time: write a number and one of {', '.join(_UNITS)}, such as 12h or 30d")
     return float(int(number) * _UNITS[unit])
 
 

@@ -1,9 +1,9 @@
-"""Change single settings in the text of a TOML file, and leave all else in it as it is: comments, order, what people added.
+"""Changes single settings in the text of a TOML file and preserves everything else: comments, order, manual additions.
 
     text, {"tls.plain_ports": True, "metadata_private": None} ──► text with the first set and the second removed
 
-The result is read again and compared with what it should say. A file that is written in another way than one setting a line
-(dotted keys, inline tables) is refused, and has to be edited by hand.
+The result is parsed and compared with the intended settings. A file that does not have one setting per line
+(dotted keys, inline tables) is refused and must be edited by hand.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 from cepheid_ports import CepheidError
 
 Value = bool | int | str | list[str]
-"""What is set. JSON writes each of them as TOML does."""
+"""Possible values. JSON and TOML write them in the same way."""
 
 _TABLE = re.compile(r"\s*\[\s*([A-Za-z0-9_.-]+)\s*\]")
 
 
 class UneditableFileError(CepheidError):
-    """A settings file is not written as one setting a line."""
+    """A settings file does not have one setting per line."""
 
 
 def flattened(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -84,12 +84,12 @@ def _change(lines: list[str], dotted: str, value: Value | None) -> None:
             return
     if value is not None:
         while end > first and not lines[end - 1].strip():
-            end -= 1  # before the empty lines that part the tables
+            end -= 1  # before the empty lines that separate the tables
         lines.insert(end, f"{name} = {_written(value)}")
 
 
 def _section(lines: list[str], table: str) -> tuple[int | None, int]:
-    """Return the lines of a table without its head, those before the first head for ""; None: there is no such table."""
+    """Return the lines of a table after its head, or those before the first head for ""; None: there is no such table."""
     heads = [(number, found.group(1)) for number, line in enumerate(lines) if (found := _TABLE.fullmatch(line.partition("#")[0]))]
     others = [number for number, line in enumerate(lines) if line.lstrip().startswith("[")]  # arrays of tables end one as well
     if not table:
@@ -101,7 +101,7 @@ def _section(lines: list[str], table: str) -> tuple[int | None, int]:
 
 
 def _end_of_value(lines: list[str], start: int, end: int) -> int:
-    """Return where the lines of a setting end: an array may have several."""
+    """Return the end of a setting's lines: an array may span several."""
     for stop in range(start + 1, end + 1):
         try:
             tomllib.loads("\n".join(lines[start:stop]))

@@ -1,1 +1,1 @@
-"""A cluster of processes on this machine: ZooKeeper, bookies, brokers. What `cepheid dev` and the chaos tests stand on."""
+"""A cluster of processes on this machine: ZooKeeper, bookies, brokers. The base of `cepheid dev` and the chaos tests."""

@@ -1,9 +1,9 @@
-"""What a local cluster knows of itself between two commands: `cluster.json` in its directory.
+"""The state of a local cluster between two commands: `cluster.json` in its directory.
 
     {"format": 1, "founded": true, "secure": false, "session_timeout_s": 4.0, "settings": {"broker": {…}, "bookie": {…}},
      "members": [{"name": "bookie-1", "kind": "bookie", "ports": {"grpc": …, "http": …}, "pid": …, "born": "…", "asked": "up", …}]}
 
-Rule: it is changed under the lock of the directory, and replaced as a whole.
+Rule: change it only under the lock of the directory, and replace it as a whole.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _PORTS: Mapping[str, tuple[frozenset[str], ...]] = {
 
 
 class ClusterFileError(CepheidError):
-    """The directory's record of its cluster cannot be used."""
+    """The directory's cluster file is unusable."""
 
-    hint: ClassVar[str] = "choose another directory, or delete this one when nothing in it is needed"
+    hint: ClassVar[str] = "choose another directory, or delete this one if nothing in it is needed"
 
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """One process of the cluster. `asked`: what was asked of it last; a process that is gone although "up" was asked died."""
+    """One process of the cluster. `asked`: the last request for it; a process that is gone although "up" was requested has died."""
 
     name: str
     kind: Kind
@@ -57,15 +57,15 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    session_timeout_s: float = 4.0  # as the roles have it by default
+    session_timeout_s: float = 4.0  # the default of the roles
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     founded: bool = False
     secure: bool = False
-    """With the certificates, keys and settings that `cepheid secure init` made in its directory `secure`."""
+    """Whether it uses the certificates, keys and settings of `cepheid secure init` in its directory `secure`."""
     members: tuple[Member, ...] = ()
 
     def with_member(self, member: Member) -> ClusterState:
-        """`member` in the place of the one with its name, or as the last."""
+        """Return the state with `member` replacing the one of the same name, or appended."""
         names = [known.name for known in self.members]
         if member.name not in names:
             return replace(self, members=(*self.members, member))
@@ -82,7 +82,7 @@ class ClusterFile:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One command at a time. The lock ends with the process that holds it. Raises ClusterFileError."""
+        """Run one command at a time. The lock ends with the process that holds it. Raises ClusterFileError."""
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
             handle = os.open(self._directory / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -95,7 +95,7 @@ class ClusterFile:
             os.close(handle)
 
     def load(self) -> ClusterState | None:
-        """None: there is no cluster yet. Raises ClusterFileError."""
+        """Return the state; None: there is no cluster yet. Raises ClusterFileError."""
         try:
             fields = json.loads(self._path.read_text())
             found = fields.pop("format")
@@ -108,14 +108,14 @@ class ClusterFile:
         except FileNotFoundError:
             return None
         except NotADirectoryError:
-            raise ClusterFileError(f"{self._directory} is no directory") from None
+            raise ClusterFileError(f"{self._directory} is not a directory") from None
         except OSError as error:
             raise ClusterFileError(f"{self._path} cannot be read: {error}") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ClusterFileError(f"{self._path} is no record of a local cluster: {error}") from None
+            raise ClusterFileError(f"{self._path} is not the file of a local cluster: {error}") from None
 
     def save(self, state: ClusterState) -> None:
-        """Raises ClusterFileError; what was there before is still there then."""
+        """Replace the file. If it raises ClusterFileError, the old content is unchanged."""
         new = self._path.with_suffix(".new")
         try:
             new.write_text(json.dumps({"format": FORMAT, **asdict(state)}, indent=1) + "\n")
@@ -124,22 +124,22 @@ class ClusterFile:
             raise ClusterFileError(f"{self._path} cannot be written: {error}") from None
 
     def delete(self) -> None:
-        """The directory too, when nothing else is in it."""
+        """Delete the file, and the directory if nothing else is in it."""
         for path in (self._path, self._path.with_suffix(".new"), self._directory / _LOCK):
             path.unlink(missing_ok=True)
-        with suppress(OSError):  # it holds what is not ours
+        with suppress(OSError):  # it contains other files
             self._directory.rmdir()
 
 
 def _check(state: ClusterState) -> None:
-    """What a file that was edited or damaged could say. Raises ValueError, TypeError, AttributeError."""
+    """Check the state from a file that may be edited or damaged. Raises ValueError, TypeError, AttributeError."""
     names = [member.name for member in state.members]
     for member in state.members:
         numbers = [number for number in member.ports.values() if type(number) is int and 0 < number < 65_536]
         if frozenset(member.ports) not in _PORTS.get(member.kind, ()) or len(numbers) != len(member.ports):
-            raise ValueError(f"{member.name!r} of kind {member.kind!r} with ports {member.ports} is no member")
-        if "/" in member.name or member.name in ("", ".", ".."):  # it is a directory's
-            raise ValueError(f"{member.name!r} is no name of a member")
+            raise ValueError(f"{member.name!r} of kind {member.kind!r} with ports {member.ports} is not a member")
+        if "/" in member.name or member.name in ("", ".", ".."):  # it is the name of a directory
+            raise ValueError(f"{member.name!r} is not a valid name of a member")
         if not isinstance(member.pid, int | None) or type(member.since_ms) is not int:
             raise ValueError(f"the process of {member.name!r} is unreadable")
     if len(set(names)) != len(names):

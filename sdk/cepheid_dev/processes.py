@@ -1,6 +1,6 @@
-"""Processes that outlive whoever started them: found again by pid and start time, since a pid is used again by others.
+"""Processes that outlive their starter: found again by pid and start time, since pids are reused.
 
-`/proc` tells both on Linux; `ps` does elsewhere.
+On Linux both come from `/proc`, elsewhere from `ps`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ProcessState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DetachedProcess:
-    """`born` is the start time as the system words it: the same pid born at another time is somebody else."""
+    """A process. `born` is the start time in the system's format: the same pid with another start time is another process."""
 
     pid: int
     born: str
@@ -40,7 +40,7 @@ class DetachedProcess:
         return ProcessState.PAUSED if letter in ("T", "t") else ProcessState.RUNNING
 
     def send(self, number: signal.Signals) -> None:
-        """To a process that is gone: nothing happens."""
+        """Send a signal; does nothing if the process is gone."""
         if self.state() is not ProcessState.GONE:
             try:
                 os.kill(self.pid, number)
@@ -57,11 +57,11 @@ class DetachedProcess:
 
 
 def spawn(command: Sequence[str], log_path: Path, environment: Mapping[str, str]) -> DetachedProcess:
-    """Starts `command` in a session of its own, so that neither Ctrl-C nor the end of a terminal reaches it."""
+    """Start `command` in its own session, so that neither Ctrl-C nor the end of a terminal reaches it."""
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    before = os.umask(PRIVATE_UMASK)  # it is inherited: ZooKeeper has no setting for the modes of its files
+    before = os.umask(PRIVATE_UMASK)  # inherited: ZooKeeper has no setting for the modes of its files
     try:
-        # Not subprocess: its objects insist on being waited for, and this process is to be left alone.
+        # Not subprocess: its objects must be waited for, and this process is to be left alone.
         pid = os.posix_spawn(
             command[0],
             list(command),
@@ -79,7 +79,7 @@ def spawn(command: Sequence[str], log_path: Path, environment: Mapping[str, str]
 
 
 def _reap(pid: int) -> None:
-    """A child of ours that ended stays a zombie until it is asked for."""
+    """Reap a child that ended, which is a zombie until then."""
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
@@ -87,17 +87,17 @@ def _reap(pid: int) -> None:
 
 
 def _look(pid: int) -> tuple[str, str]:
-    """State letter and start time; empty when there is no such process."""
+    """Return state letter and start time; empty if there is no such process."""
     if os.path.isdir("/proc/self"):
         try:
             stat = Path(f"/proc/{pid}/stat").read_text()
         except OSError:
             return "", ""
-        fields = stat.rpartition(")")[2].split()  # a name may hold anything, also parentheses; proc(5) counts from the pid
+        fields = stat.rpartition(")")[2].split()  # a name may contain anything, also parentheses; proc(5) counts from the pid
         letter, threads, born = fields[0], int(fields[17]), fields[19]
         # The first thread of a killed process ends before the others, which hold its ports and files for a moment longer.
         return "D" if letter == "Z" and threads > 1 else letter, born
-    # LC_ALL: the words of lstart must not depend on who asks.
+    # LC_ALL: the format of lstart must not depend on the caller's language.
     asked = subprocess.run(
         ["ps", "-o", "state=,lstart=", "-p", str(pid)], capture_output=True, text=True, env={**os.environ, "LC_ALL": "C"}
     )

@@ -23,5 +23,5 @@ def _lines(settings: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:
 
 
 def _text(value: Any) -> str:
-    """JSON's words for these are TOML's too, but that TOML does not take a DEL as it is."""
+    """Return a value in JSON's form, which is also TOML's, except for DEL, which TOML does not accept."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

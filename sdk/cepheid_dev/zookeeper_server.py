@@ -1,12 +1,12 @@
-"""The real ZooKeeper server as a process on this machine, from the jars that the PySpark wheel brings.
+"""The real ZooKeeper server as a process on this machine, from the jars of the PySpark wheel.
 
     ZooKeeperServer(directory, port) ── start ──► java … zookeeper.cfg ── "srvr" on a plain socket tells its mode ──► ready
 
-    directory/zookeeper.cfg    written anew at each start
-    directory/data/            snapshots and logs: a server started again goes on with them
-    directory/zookeeper.log    what it printed, of all its runs
+    directory/zookeeper.cfg    written at each start
+    directory/data/            snapshots and logs, which a restarted server continues
+    directory/zookeeper.log    its output in all runs
 
-The process is a session of its own, so that it lives on when the starter ends: `pid` and `command` tell who it is.
+The process has its own session, so that it outlives its starter: `pid` and `command` identify it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _PAUSE_LIMIT_S = 5.0
 
 TICK_MS = 500  # sessions can be as short as two ticks
 INIT_TICKS, SYNC_TICKS = 20, 4
-"""What a follower may take to load the leader's data, and how far it may fall behind before the leader is taken for dead: 2 s."""
+"""Time of a follower to load the leader's data, and maximum delay before the leader counts as dead: 2 s."""
 POLL_S = 0.02
 LOG_TAIL_CHARS = 3_000
 JARS = (
@@ -46,14 +46,14 @@ class ZooKeeperJarsError(CepheidError):
 
 
 class ZooKeeperServerError(CepheidError):
-    """The server did not come up."""
+    """The server did not start."""
 
     hint: ClassVar[str] = "its log is in zookeeper.log in its directory"
 
 
 @dataclass(frozen=True, slots=True)
 class EnsembleServer:
-    """A server of an ensemble on this machine: its number from 1 on, and the ports for its peers."""
+    """A server of an ensemble on this machine: its number from 1, and the ports for its peers."""
 
     number: int
     peer_port: int
@@ -61,7 +61,7 @@ class EnsembleServer:
 
 
 class ZooKeeperServer:
-    """Blocking calls, no threads. `pid` given: a server that another process started in this directory.
+    """A server with blocking calls and no threads. `pid` given: a server that another process started in this directory.
 
     `ensemble`: all its servers, of which this one is `number`. Empty: this server is alone.
     """
@@ -98,7 +98,7 @@ class ZooKeeperServer:
         return self.log_path.read_text(errors="replace")[-LOG_TAIL_CHARS:] if self.log_path.exists() else ""
 
     def command(self) -> list[str]:
-        """Raises JavaNotFoundError, ZooKeeperJarsError."""
+        """Return the command. Raises JavaNotFoundError, ZooKeeperJarsError."""
         main = "org.apache.zookeeper.server." + ("quorum.QuorumPeerMain" if self._ensemble else "ZooKeeperServerMain")
         return [str(find_java()), *JVM_FLAGS, "-cp", ":".join(map(str, find_jars())), main, str(self.directory / "zookeeper.cfg")]
 
@@ -113,7 +113,7 @@ class ZooKeeperServer:
             "maxClientCnxns": 0,
             "4lw.commands.whitelist": "srvr,mntr,cons,wchs",
             "admin.enableServer": "false",
-            "preAllocSize": 4_096,  # KB; the default of 64 MB is for disks that turn
+            "preAllocSize": 4_096,  # KB; the default of 64 MB is for rotating disks
             "autopurge.snapRetainCount": 3,
             "autopurge.purgeInterval": 1,
         }
@@ -125,13 +125,13 @@ class ZooKeeperServer:
                 lines[f"server.{server.number}"] = f"127.0.0.1:{server.peer_port}:{server.election_port}"
         text = "".join(f"{name}={value}\n" for name, value in lines.items())
         (self.directory / "zookeeper.cfg").write_text(text)
-        make_private(self.directory)  # records of ledgers hold their master keys
+        make_private(self.directory)  # records of ledgers contain their master keys
 
     def start(self, timeout_s: float = 60.0) -> float:
-        """Returns after how many seconds it answered. Raises ZooKeeperServerError, with the end of its log."""
+        """Start it; return the seconds until it answered. Raises ZooKeeperServerError, with the end of its log."""
         assert self._process is None, f"{self!r} runs already"
         began = time.monotonic()
-        self._check_port_is_free()  # else the answer could be another server's
+        self._check_port_is_free()  # otherwise another server could answer
         self.write_config()
         with open(self.log_path, "ab", opener=lambda path, flags: os.open(path, flags, 0o640)) as output:
             self._process = subprocess.Popen(
@@ -157,13 +157,13 @@ class ZooKeeperServer:
         return bool(self.mode(timeout_s))
 
     def mode(self, timeout_s: float = 2.0) -> str:
-        """`standalone`, `leader` or `follower`; empty while it does not serve."""
-        # "ruok" is answered before sessions are; so is "srvr", but only a server that serves tells its mode.
+        """Return `standalone`, `leader` or `follower`; empty while it does not serve."""
+        # "ruok" is answered before sessions are; so is "srvr", but only a serving server reports its mode.
         lines = (self.ask("srvr", timeout_s) or "").splitlines()
         return next((line.partition(":")[2].strip() for line in lines if line.startswith("Mode:")), "")
 
     def ask(self, word: str, timeout_s: float = 2.0) -> str | None:
-        """The answer to a four-letter word; None: nobody answered."""
+        """Return the answer to a four-letter word; None: there was none."""
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout_s) as connection:
                 connection.sendall(word.encode())
@@ -175,7 +175,7 @@ class ZooKeeperServer:
             return None
 
     def stop(self, timeout_s: float = 10.0) -> None:
-        """SIGTERM, and SIGKILL for one that does not listen."""
+        """Stop it with SIGTERM, then SIGKILL if it does not react."""
         self._end(signal.SIGTERM, timeout_s)
 
     def kill(self) -> None:
@@ -183,7 +183,10 @@ class ZooKeeperServer:
         self._end(signal.SIGKILL, 10.0)
 
     def pause(self) -> None:
-        """SIGSTOP: the kernel still takes connections for it, but nothing answers. Returns when all of its threads stand still."""
+        """Suspend it with SIGSTOP: the kernel still accepts connections, but nothing answers.
+
+        Return when all threads are stopped.
+        """
         self.send_signal(signal.SIGSTOP)
         deadline = time.monotonic() + _PAUSE_LIMIT_S
         while not _stands_still(self.pid) and time.monotonic() < deadline:
@@ -201,7 +204,7 @@ class ZooKeeperServer:
             return
         try:
             os.kill(self.pid, number)
-            os.kill(self.pid, signal.SIGCONT)  # a paused process hears SIGTERM only then
+            os.kill(self.pid, signal.SIGCONT)  # a paused process receives SIGTERM only then
         except ProcessLookupError:
             pass
         deadline = time.monotonic() + timeout_s
@@ -233,7 +236,7 @@ class ZooKeeperServer:
 
 
 def find_jars() -> list[Path]:
-    """The server and what it needs, nothing else of Spark. Raises ZooKeeperJarsError."""
+    """Return the server's jars and its dependencies, nothing else of Spark. Raises ZooKeeperJarsError."""
     spec = importlib.util.find_spec("pyspark")  # found, not imported
     for folder in (spec.submodule_search_locations if spec else None) or ():
         jars = Path(folder) / "jars"
@@ -246,7 +249,10 @@ def find_jars() -> list[Path]:
 
 
 def _stands_still(pid: int | None) -> bool:
-    """Whether every thread is stopped, as far as /proc says; a signal reaches those of a busy process one after the other."""
+    """Return whether every thread is stopped according to /proc;
+
+    a signal reaches the threads of a busy process one after another.
+    """
     try:
         states = [path.read_text().rpartition(")")[2].split()[0] for path in Path(f"/proc/{pid}/task").glob("*/stat")]
     except OSError:  # a thread ended meanwhile

@@ -1,7 +1,7 @@
-"""What a cluster's metadata says right now, for blocking tests and benchmarks: a session of its own for each question.
+"""Current metadata of a cluster, for blocking tests and benchmarks: a separate session for each question.
 
 view = MetadataView(cluster.metadata_url)
-view.ensemble("persistent://public/default/t")           # the bookies that its newest entries lie on
+view.ensemble("persistent://public/default/t")           # the bookies of its newest entries
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MetadataView:
         return f"<MetadataView {self.url}>"
 
     def ledgers(self, topic: str) -> list[LedgerMetadata]:
-        """The topic's chain, oldest first; without what is being deleted. Raises LookupError when there is no such topic."""
+        """Return the topic's chain, oldest first, without ledgers being deleted. Raises LookupError if there is no such topic."""
 
         async def ask(store: MetadataStore) -> list[LedgerMetadata]:
             found = await read_chain(store, TopicName.parse(topic))
@@ -53,14 +53,14 @@ class MetadataView:
         return self._ask(ask)
 
     def ensemble(self, topic: str) -> tuple[str, ...]:
-        """Of the ledger that is being written."""
+        """Return the ensemble of the ledger being written."""
         return self.ledgers(topic)[-1].last_fragment.ensemble
 
     def owner(self, topic: str) -> str:
-        """The broker that owns the topic's bundle; "" when nobody does."""
+        """Return the broker that owns the topic's bundle; "" if there is none."""
         name = TopicName.parse(topic)
         tenant, namespace = name.namespace.tenant, name.namespace.local_name
-        place = zlib.crc32(str(name).encode())  # of the full name, as Pulsar's clients of the admin API know it
+        place = zlib.crc32(str(name).encode())  # of the full name, like Pulsar's clients of the admin API
 
         async def ask(store: MetadataStore) -> str:
             parent = keys.bundle_key(tenant, namespace, "x").rpartition("/")[0]
@@ -75,7 +75,7 @@ class MetadataView:
         return self._ask(ask)
 
     def writable_bookies(self) -> list[str]:
-        """Registered, and taking entries."""
+        """Return the registered bookies that accept entries."""
         return self._ask(lambda store: list_names(store, keys.AVAILABLE_BOOKIES_KEY))
 
     def readonly_bookies(self) -> list[str]:
@@ -90,7 +90,7 @@ class MetadataView:
         return self._ask(ask)
 
     def bookies_with_entries(self) -> set[str]:
-        """Return the bookies that the record of any ledger names, except for fragments that have no entries and never will."""
+        """Return the bookies that the record of any ledger names, except in fragments that have no entries and never will."""
 
         async def ask(store: MetadataStore) -> set[str]:
             named: set[str] = set()
@@ -103,7 +103,7 @@ class MetadataView:
         return self._ask(ask)
 
     def audit(self) -> Audit | None:
-        """Return what the auditor's last complete walk over all ledgers found."""
+        """Return the results of the auditor's last complete walk over all ledgers."""
 
         async def ask(store: MetadataStore) -> Audit | None:
             found = await audit_record(store).get(None)

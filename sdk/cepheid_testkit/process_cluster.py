@@ -1,8 +1,8 @@
-"""`cepheid standalone` as a process of its own: for blocking clients, and for what only a killed process shows.
+"""`cepheid standalone` as a separate process: for blocking clients, and for tests that kill it.
 
 with ProcessCluster(data_dir) as cluster:
     client = pulsar.Client(cluster.service_url)
-    cluster.kill()                                   # SIGKILL: nothing is flushed, nothing is said
+    cluster.kill()                                   # SIGKILL: nothing is flushed
     cluster.start()                                  # the same data, the same ports
 """
 
@@ -25,7 +25,7 @@ POLL_S = 0.01
 
 
 class ProcessCluster:
-    """Without `data_dir` the data goes with the cluster. The log of all its runs is in `log_text`."""
+    """A cluster in a process. Without `data_dir` the data is deleted with it. `log_text` has the log of all its runs."""
 
     def __init__(self, data_dir: Path | None = None, *, bookies: int = 1, flags: tuple[str, ...] = ()) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="cepheid-") if data_dir is None else None
@@ -66,7 +66,7 @@ class ProcessCluster:
             self._remove_files()
 
     def start(self, timeout_s: float = 60.0) -> float:
-        """Returns how long it took until it served."""
+        """Start it; return the time until it served."""
         assert self.process is None, "it runs already"
         began = time.monotonic()
         ready_before = self.log_text.count(STARTED)
@@ -92,7 +92,7 @@ class ProcessCluster:
             self.process = None
 
     def stop(self, timeout_s: float = 30.0) -> None:
-        """In good order. Raises RuntimeError when it has to be killed, or ends with an error."""
+        """Stop it gracefully. Raises RuntimeError if it must be killed, or ends with an error."""
         if self.process is None:
             return
         process, self.process = self.process, None

@@ -27,8 +27,9 @@ _MOVES = 5
 
 
 class StandaloneCluster:
-    """Without `data_dir` the data goes with the cluster. `ports` gives it another clock, say; `settings` are further fields of
-    StandaloneSettings."""
+    """A cluster in this loop. Without `data_dir` its data is deleted with it. `ports` can provide another clock; `settings` are
+    further fields of StandaloneSettings.
+    """
 
     def __init__(
         self,
@@ -58,7 +59,7 @@ class StandaloneCluster:
 
     @property
     def service_url(self) -> str:
-        """It has the addresses of all brokers."""
+        """The URL with the addresses of all brokers."""
         first, *others = self.broker_urls
         return ",".join([first, *(url.partition("://")[2] for url in others)])
 
@@ -71,7 +72,7 @@ class StandaloneCluster:
 
     @property
     def admin_url(self) -> str:
-        """Of the first broker. It answers a moment later than the protocol port."""
+        """The admin URL of the first broker. It answers a moment later than the protocol port."""
         return self.standalone.admin_url
 
     async def __aenter__(self) -> Self:
@@ -122,7 +123,7 @@ class StandaloneCluster:
             each._listener.close_connections("cut by a test")
 
     async def owner_of(self, topic: str) -> int:
-        """Return the number of the broker that serves the topic. One that no broker serves is given to a broker."""
+        """Return the number of the broker that serves the topic. A topic without a broker is assigned to one."""
         from cepheid_broker.ownership import Here
 
         name, brokers = TopicName.parse(topic), self.standalone.brokers
@@ -132,12 +133,12 @@ class StandaloneCluster:
         return 1 + [broker.ownership.broker_id for broker in brokers].index(location.broker_id)
 
     async def move_topic(self, topic: str, broker: int) -> None:
-        """Move the topic to a broker, with the others of its bundle. Raises RuntimeError if that broker does not take it."""
+        """Move the topic to a broker, with the others of its bundle. Raises RuntimeError if that broker does not accept it."""
         from cepheid_broker.ownership import BundleOwnership
 
         name, ownerships = TopicName.parse(topic), [each.ownership for each in self.standalone.brokers]
         heir = ownerships[self._broker_index(broker)]
-        for _ in range(_MOVES):  # a client that looks the topic up in between may have it served elsewhere
+        for _ in range(_MOVES):  # a client's lookup in between may assign it to another broker
             owner = ownerships[await self.owner_of(topic) - 1]
             if owner is heir:
                 return
@@ -152,11 +153,11 @@ class StandaloneCluster:
         return number - 1
 
     def move_clock(self, seconds: float) -> None:
-        """Let the wall clock of brokers and bookies jump, forward or back. Their timeouts do not depend on it."""
+        """Make the wall clock of brokers and bookies jump, forward or back. Their timeouts do not depend on it."""
         self._ahead_ms += round(1000 * seconds)
 
     async def kill_bookie(self, number: int) -> None:
-        """Stop bookie `number`, counted from 1; it keeps its data. One that does not run is left alone."""
+        """Stop bookie `number`, counted from 1; it keeps its data. Does nothing if it does not run."""
         await self.standalone.bookies.stop(self._bookie(number))
 
     async def start_bookie(self, number: int) -> None:
@@ -164,12 +165,12 @@ class StandaloneCluster:
         await self.standalone.bookies.start(self._bookie(number))
 
     def fill_disk(self, number: int) -> None:
-        """Let the disk of bookie `number` be full: the bookie is read-only when this returns. Nothing is written for it."""
+        """Make the disk of bookie `number` full: the bookie is read-only when this returns. Nothing is written for it."""
         self._full.add(self._bookie(number))
         self._look_at_disk(number)
 
     def free_disk(self, number: int) -> None:
-        """Let the disk of bookie `number` have its room again."""
+        """Make the disk of bookie `number` have room again."""
         self._full.discard(self._bookie(number))
         self._look_at_disk(number)
 
@@ -187,7 +188,7 @@ class StandaloneCluster:
         await self._opened.aclose()
 
     async def blocking(self, work: Callable[[], T]) -> T:
-        """Runs `work` (calls of a blocking client) in a thread, while the cluster goes on in this loop."""
+        """Run `work` (calls of a blocking client) in a thread, while the cluster runs in this loop."""
         worker = Ports().new_worker("blocking-client", 1)
         try:
             return await worker.run(work)

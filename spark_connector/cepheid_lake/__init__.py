@@ -1,4 +1,4 @@
-"""Exports of topics to tables: Parquet files in a folder or bucket, or an Iceberg table. Each message is there exactly once."""
+"""Exports of topics to tables, each message exactly once: Parquet files in a folder or bucket, or an Iceberg table."""
 
 from cepheid_lake.errors import ConcurrentExportError, LakeError, LakeTargetError
 from cepheid_lake.export import ExportReport, export

@@ -1,4 +1,4 @@
-"""What can go wrong between a topic and its table, besides what reading a topic raises (ScanError)."""
+"""Errors of exports, besides those of reading a topic (ScanError)."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from cepheid_ports import CepheidError
 
 
 class LakeError(CepheidError):
-    """An export cannot go on. What was committed before stays in the table."""
+    """An export cannot continue. What was committed before stays in the table."""
 
 
 class LakeTargetError(LakeError):
-    """The table cannot be written or read, or is not what this export left there."""
+    """The table cannot be written or read, or is not as this export left it."""
 
 
 class ConcurrentExportError(LakeTargetError):
-    """Another export committed to the table while this one was at work."""
+    """Another export committed to the table during this one."""
 
     retriable = True
-    hint = "run one export for each table at a time; running this one again goes on where the table stands"
+    hint = "run one export for each table at a time; running this one again continues where the table ends"

@@ -1,9 +1,9 @@
-"""A topic's messages to a table, each exactly once, run after run: what is new since the last run is added.
+"""Exports a topic's messages to a table, each exactly once: every run adds what is new since the last one.
 
     table's last commit ──► positions ──► scan from there to the topic's end ──► rows ──► commit(rows, positions) ──► hold moved
 
 Rules
-1. Where an export goes on is what the table says, nothing else: a run that is killed loses what it had not committed.
+1. Only the table says where an export continues: a killed run loses what it had not committed.
 2. The subscription (hold.py) follows the commits, never the other way round.
 3. A table belongs to one topic and one kind of rows.
 """
@@ -38,7 +38,7 @@ MODES = ("messages", "typed")
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """The outcome of one run. `positions`: by topic partition, the position behind the last exported message."""
+    """The outcome of one run. `positions`: by topic partition, the position after the last exported message."""
 
     rows: int
     commits: int
@@ -69,18 +69,18 @@ def export(
     commit_bytes: int = COMMIT_BYTES,
     threads: int = 2,
 ) -> ExportReport:
-    """Add what `topic` has got since the last run to the table `to`, and return when the topic's end of this moment is reached.
+    """Add the new messages of `topic` to the table `to`, up to the end of the topic when the export began.
 
     `to`: parquet:///path, parquet+s3://bucket/prefix, or iceberg://namespace.table with the properties of its `catalog`. `start`
-    counts for the first run alone. `mode`: messages or typed, `columns` and `decryption_keys` as in `scan`. Rows are committed
-    whenever they are about `commit_bytes`. `subscription`: the name of the one that keeps what is not exported yet; by default one
+    applies only to the first run. `mode`: messages or typed, `columns` and `decryption_keys` as in `scan`. Rows are committed
+    whenever they are about `commit_bytes`. `subscription`: the name of the one that retains unexported messages; by default one
     is derived from `to`.
     Raises LakeError, ScanError.
     """
     if mode not in MODES:
         raise BadOptionError(f"mode '{mode}': there is {' and '.join(MODES)}", value=mode)
     if commit_bytes < 1:
-        raise BadOptionError(f"commit_bytes is {commit_bytes}, and at least 1", value=commit_bytes)
+        raise BadOptionError(f"commit_bytes must be at least 1, got {commit_bytes}", value=commit_bytes)
     tls = tls_files(tls_ca_file, tls_certificate_file, tls_key_file)
     source = plan_source(service_url, admin_url, None, token, 10.0, tls, password)
     name = str(TopicName.parse(topic))
@@ -135,7 +135,7 @@ class _Run:
             twice = max(self._names, key=self._names.count)
             raise LakeError(f"the table would have two columns {twice}: one of the topic's schema; choose columns", column=twice)
         self._commit_bytes = commit_bytes
-        self._held: set[str] = set()  # topic partitions whose subscription is known to be there
+        self._held: set[str] = set()  # topic partitions whose subscription is known to exist
         self.rows = 0
         self.commits = 0
 
@@ -170,7 +170,7 @@ def _check_same(committed: Committed | None, topic: str, mode: str, to: str) -> 
         raise LakeError(f"{to} holds the export of {committed.topic}, not of {topic}: give each topic a table of its own", url=to)
     if committed.mode != mode:
         raise LakeError(
-            f"{to} was begun with mode {committed.mode}, not {mode}: go on with that, or export to another table", url=to
+            f"{to} was begun with mode {committed.mode}, not {mode}: continue with that, or export to another table", url=to
         )
 
 
@@ -190,8 +190,9 @@ def _subscription_of(to: str) -> str:
 
 
 def _open_target(url: str, properties: Mapping[str, str]) -> Target:
-    """`parquet:///path`, `parquet+s3://bucket/prefix` (also gs, abfs), or `iceberg://namespace.table` with the catalog's
-    properties. Raises LakeTargetError: no such kind of table, or its library is not installed."""
+    """Return the target of `parquet:///path`, `parquet+s3://bucket/prefix` (also gs, abfs), or `iceberg://namespace.table` with
+    the catalog's properties. Raises LakeTargetError for an unknown kind of table, or if its library is not installed.
+    """
     scheme = urlsplit(url).scheme
     if scheme == "iceberg":
         from cepheid_lake.iceberg_target import IcebergTarget
@@ -201,8 +202,8 @@ def _open_target(url: str, properties: Mapping[str, str]) -> Target:
         from cepheid_lake.parquet_target import ParquetTarget
 
         if properties:
-            raise LakeTargetError(f"catalog properties are for iceberg:// alone; {url} is a folder of Parquet files")
+            raise LakeTargetError(f"catalog properties are only for iceberg://; {url} is a folder of Parquet files")
         return ParquetTarget(url)
     raise LakeTargetError(
-        f"{url!r} names no table: write parquet:///absolute/path, parquet+s3://bucket/prefix, or iceberg://namespace.table"
+        f"{url!r} does not name a table: write parquet:///absolute/path, parquet+s3://bucket/prefix, or iceberg://namespace.table"
     )

@@ -1,8 +1,8 @@
-"""The subscription by which an export keeps what it has still to read: retention respects it, and its backlog is the export's lag.
+"""The subscription that retains what an export has still to read: retention respects it, and its backlog is the export's lag.
 
-It stands at the last entry that was exported, not behind it, so the ledger of that entry stays in the topic until a later one is
-exported: the export can always tell "nothing came since" from "something was trimmed". It has no consumers and no expiry. Whoever
-ends an export for good deletes it, as any subscription.
+It is at the last exported entry, not after it, so the ledger of that entry stays in the topic until a later one is
+exported: the export can always distinguish "nothing new" from "something was trimmed". It has no consumers and no expiry. To
+end an export for good, delete the subscription.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _EARLIEST = {"ledgerId": -1, "entryId": -1}
 
 
 class Hold:
-    """`close` once. Raises AdminRefusedError and PlanUnavailableError."""
+    """Creates and moves the subscription. `close` once. Raises AdminRefusedError and PlanUnavailableError."""
 
     def __init__(self, source: PlanSource, subscription: str) -> None:
         self.subscription = subscription
@@ -35,19 +35,19 @@ class Hold:
         self._http.close()
 
     def make(self, topics: Mapping[str, MessagePosition | None]) -> None:
-        """Create the subscription where it is missing: at the position, or at the topic's first message for None."""
+        """Create the subscription where it is missing, at the position, or at the topic's first message if it is None."""
         for topic, position in topics.items():
             body = _EARLIEST if position is None else _body(position)
             try:
                 self._http.request("PUT", self._path(topic), body=body)
             except AdminRefusedError as error:
-                if error.status == HTTPStatus.PRECONDITION_FAILED and position is not None:  # its ledger is not kept any more
+                if error.status == HTTPStatus.PRECONDITION_FAILED and position is not None:  # its ledger is no longer kept
                     self.make({topic: None})
                 elif error.status != HTTPStatus.CONFLICT:
                     raise
 
     def move(self, topics: Mapping[str, MessagePosition]) -> None:
-        """Let go of what lies before these entries. A failure holds more than is needed, until the next move: it is logged."""
+        """Release everything before these entries. A failure is logged; it retains more than needed until the next move."""
         for topic, position in topics.items():
             try:
                 self._http.request("POST", f"{self._path(topic)}/resetcursor", body=_body(position))

@@ -1,9 +1,9 @@
-"""A table in an Iceberg catalog, by pyiceberg: rows and the positions they reach are one snapshot.
+"""A table in an Iceberg catalog, through pyiceberg: rows and their positions are committed in one snapshot.
 
     batches ──► append(rows, snapshot_properties={"cepheid.export": …}) ──► the catalog replaces the table's metadata, or refuses
 
-Iceberg's catalogs take a commit only if nobody else has committed to the table's branch since it was read, so no lock is needed.
-Columns that the topic's schema has got since are added to the table; those that it has lost stay, and are null in new rows.
+Iceberg's catalogs accept a commit only if no other one was made to the table's branch since it was read, so no lock is needed.
+New columns of the topic's schema are added to the table; columns removed from the schema stay, and are null in new rows.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from cepheid_lake.errors import ConcurrentExportError, LakeTargetError
 from cepheid_lake.target import FORMAT, Committed, check_format
 
 _RECORD = "cepheid.export"
-"""The key of our record among a snapshot's properties."""
+"""The key of our record in a snapshot's properties."""
 _RETRIES = "commit.retry.num-retries"
-_LOOKED_BACK = 1000  # snapshots: others may write to the table too, compaction for instance
+_LOOKED_BACK = 1000  # snapshots: others may also write to the table, for example compaction
 
 
 class IcebergTarget:
-    """`url`: iceberg://namespace.table. `properties`: of the catalog, as pyiceberg has them (`uri`, `warehouse`, …); without any,
-    the catalog `default` of its configuration file. Implements `Target`."""
+    """An Iceberg table as a `Target`. `url`: iceberg://namespace.table. `properties`: of the catalog, as in pyiceberg (`uri`,
+    `warehouse`, …); without any, the catalog `default` of its configuration file is used.
+    """
 
     def __init__(self, url: str, properties: Mapping[str, str]) -> None:
         self._name = url.removeprefix("iceberg://").strip("/")
@@ -73,14 +74,16 @@ class IcebergTarget:
             if self._table is None:
                 self._catalog.create_namespace_if_not_exists(self._namespace)
                 self._table = self._catalog.create_table(self._name, schema=rows.schema)
-            # Of this object alone, not of the table: pyiceberg would put rows that another export has added already behind it.
+            # Of this object, not of the table: pyiceberg would add rows after those that another export has already added.
             self._table.metadata.properties[_RETRIES] = "0"
             with self._table.transaction() as change:
                 with change.update_schema() as schema:
                     schema.union_by_name(rows.schema)
                 change.append(rows, snapshot_properties={_RECORD: json.dumps(record)})
         except CommitFailedException as error:
-            raise ConcurrentExportError(f"{self._name} was changed by somebody else meanwhile: {error}", table=self._name) from None
+            raise ConcurrentExportError(
+                f"{self._name} was changed by another process meanwhile: {error}", table=self._name
+            ) from None
         except Exception as error:
             raise self._failed("the rows cannot be added", error) from None
         self.close()
@@ -89,7 +92,7 @@ class IcebergTarget:
         self._batches, self._bytes = [], 0
 
     def _last_commit(self) -> Committed | None:
-        """Return what the newest snapshot that an export made says, or None for an empty table."""
+        """Return the commit in the newest snapshot of an export, or None for an empty table."""
         snapshot = self._table.current_snapshot()
         for _ in range(_LOOKED_BACK):
             if snapshot is None:
@@ -102,7 +105,7 @@ class IcebergTarget:
         if self._table.current_snapshot() is None:
             return None
         raise LakeTargetError(
-            f"the table {self._name} has rows, and none of its snapshots was made by an export: export to a table of its own",
+            f"the table {self._name} has rows, but no snapshot of an export: export to a separate table",
             table=self._name,
         )
 

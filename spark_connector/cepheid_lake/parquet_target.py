@@ -1,16 +1,16 @@
-"""A table as a folder of Parquet files, on a file system or in a bucket, that DuckDB, Polars, Spark and pyarrow read as it is.
+"""A table as a folder of Parquet files, on a file system or in a bucket, that DuckDB, Polars, Spark and pyarrow can read directly.
 
     rows ──► local temporary file ──► _staging/NAME ──► _cepheid/000…7.json (created, never replaced) ──► NAME
 
-    FOLDER/0000000007-3f9c0a1b.parquet     rows; one file for each commit
-    FOLDER/_cepheid/0000000007.json        the commit: its file, and the positions that the topic is exported up to
+    FOLDER/0000000007-3f9c0a1b.parquet     rows; one file per commit
+    FOLDER/_cepheid/0000000007.json        the commit: its file, and the positions reached in the topic
     FOLDER/_staging/…                      a file before its commit; readers skip names that begin with an underscore
 
 Rules
-1. The commit record decides. It is written only if there is none of its number, so of two exports one comes through.
-2. A file gets its name among the rows after its commit. Whoever opens the table finishes this for the last commit, so a crash
-   delays rows until the next run and doubles none.
-3. Staged files without a commit are rubbish of a killed export. They are deleted after a day: a younger one may be of a live one.
+1. The commit record decides. It is written only if its number is free, so only one of two exports succeeds.
+2. A file gets its final name after its commit. Opening the table completes this for the last commit, so a crash
+   delays rows until the next run and duplicates none.
+3. Staged files without a commit are left over from killed exports. They are deleted after a day: younger ones may be in use.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ROW_GROUP_ROWS = 1 << 20
 
 
 class ParquetTarget:
-    """`url`: parquet:///path, parquet+s3://bucket/prefix and so on. Implements `Target`."""
+    """A folder of Parquet files as a `Target`. `url`: parquet:///path, parquet+s3://bucket/prefix and so on."""
 
     def __init__(self, url: str) -> None:
         place = url.removeprefix("parquet://") if url.startswith("parquet://") else url.removeprefix("parquet+")
@@ -118,14 +118,14 @@ class ParquetTarget:
             record: dict[str, Any] = json.loads(self._folder.read(name))
             fields = record["file"], record["topic"], record["mode"], record["positions"]
         except (ValueError, TypeError, KeyError) as error:
-            raise LakeTargetError(f"{self._url}/{name} is no commit of an export: {error!r}", url=self._url) from None
+            raise LakeTargetError(f"{self._url}/{name} is not a commit of an export: {error!r}", url=self._url) from None
         check_format(record.get("format"), f"{self._url}/{name}")
         if not isinstance(fields[3], dict):
             raise LakeTargetError(f"{self._url}/{name} has no positions", url=self._url)
         return record
 
     def _publish(self, name: str) -> None:
-        """Give a committed file its place, unless it has it already."""
+        """Move a committed file to its place, unless it is there already."""
         staged = f"{_STAGING}/{name}"
         if self._folder.exists(staged):
             self._folder.move(staged, name)
@@ -140,21 +140,21 @@ class ParquetTarget:
 
 
 class _Folder(Protocol):
-    """Names are relative, with slashes. Every method raises LakeTargetError."""
+    """A folder of files. Names are relative, with slashes. Every method raises LakeTargetError."""
 
     def list(self, below: str, *, older_than_s: float = 0.0) -> Iterable[str]: ...
     def exists(self, name: str) -> bool: ...
     def read(self, name: str) -> bytes: ...
     def upload(self, local: Path, name: str) -> None: ...
     def create(self, name: str, data: bytes) -> bool:
-        """False: there is such a file. It has all of its data, or does not exist."""
+        """Return False if the file exists. The file gets all of its data, or is not created."""
 
     def move(self, name: str, to: str) -> None: ...
     def delete(self, name: str) -> None: ...
 
 
 class _LocalFolder:
-    """On a file system. What a method has done survives a power loss when it returns."""
+    """A folder on a file system. The effect of a method survives a power loss once it returns."""
 
     def __init__(self, path: str) -> None:
         self._root = Path(path)
@@ -198,7 +198,7 @@ class _LocalFolder:
                     written.write(data)
                     written.flush()
                     os.fsync(written.fileno())
-                os.link(part, target)  # fails if there is one, unlike a rename
+                os.link(part, target)  # unlike a rename, fails if the target exists
             except FileExistsError:
                 return False
             finally:
@@ -211,7 +211,7 @@ class _LocalFolder:
             try:
                 os.replace(self._root / name, self._root / to)
             except FileNotFoundError:
-                if not self.exists(to):  # else another run did it at the same time
+                if not self.exists(to):  # otherwise another run did it at the same time
                     raise
             _sync(self._root)
 
@@ -229,7 +229,7 @@ class _LocalFolder:
 
 
 class _Bucket:
-    """In object storage, by the library that offloading uses. Credentials come from the environment."""
+    """A folder in object storage, through the library for offloading. Credentials come from the environment."""
 
     def __init__(self, url: str) -> None:
         self._base = url
@@ -276,7 +276,7 @@ class _Bucket:
         try:
             obstore.put(self._store, self._key(name), data, mode="create", use_multipart=False)
         except AlreadyExistsError:
-            return self.read(name) == data  # a repeated request of ours, whose first answer was lost, has written it
+            return self.read(name) == data  # our own request whose first answer was lost has written it
         except Exception as error:
             raise self._failed(name, error) from None
         return True
@@ -288,7 +288,7 @@ class _Bucket:
             try:
                 obstore.copy(self._store, self._key(name), self._key(to))
             except FileNotFoundError:
-                if not self.exists(to):  # else another run did it at the same time
+                if not self.exists(to):  # otherwise another run did it at the same time
                     raise
                 return
             obstore.delete(self._store, self._key(name))
@@ -312,7 +312,7 @@ class _Bucket:
 
 
 class _Told:
-    """Makes errors of the file system and of the store LakeTargetErrors that name the place."""
+    """Turns errors of the file system and the object store into LakeTargetErrors that name the place."""
 
     def __init__(self, where: str) -> None:
         self._where = where

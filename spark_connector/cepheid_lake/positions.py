@@ -1,8 +1,8 @@
-"""How far a topic is exported, without I/O: by topic partition, the position behind the last message in the table.
+"""The progress of an export, without I/O: by topic partition, the position after the last message in the table.
 
     rows of a batch ──► Progress.advance ──► {"persistent://public/default/orders-partition-0": "12:345:8", …}
 
-The map is committed together with the rows, so rows and positions never disagree. A partition that it does not name has not been
+The map is committed together with the rows, so rows and positions never disagree. A partition that is not in it has not been
 read yet: the next run reads it from its first message.
 """
 
@@ -15,7 +15,7 @@ from cepheid_decode import WHOLE_ENTRY, MessagePosition
 from cepheid_decode.columns import TYPED_PREFIX
 
 POSITION_COLUMNS = ("topic", "ledger_id", "entry_id", "batch_index")
-"""Columns that every message row has. In typed rows their names have the prefix `__`."""
+"""Columns of every message row. In typed rows their names have the prefix `__`."""
 
 
 def position_columns(mode: str) -> tuple[str, ...]:
@@ -23,12 +23,12 @@ def position_columns(mode: str) -> tuple[str, ...]:
 
 
 def table_column(name: str) -> str:
-    """What a column is called in the table. pyarrow's datasets cannot read some names that typed rows have (`__batch_index`)."""
+    """Return a column's name in the table. pyarrow's datasets cannot read some names of typed rows (`__batch_index`)."""
     return f"_{name.removeprefix(TYPED_PREFIX)}" if name.startswith(TYPED_PREFIX) else name
 
 
 class Progress:
-    """`positions` as an earlier run committed them. Rows of one partition come in the partition's order."""
+    """The progress, from `positions` committed by an earlier run. Rows of a partition must be in its order."""
 
     def __init__(self, mode: str, positions: Mapping[str, str]) -> None:
         self._columns = position_columns(mode)
@@ -43,12 +43,12 @@ class Progress:
         return dict(self._next)
 
     def take_last_entries(self) -> dict[str, MessagePosition]:
-        """The entry of the last row, by topic partition, of partitions that got rows since the last call."""
+        """Return the entry of the last row, by topic partition, for partitions with rows since the last call."""
         taken, self._last_entries = self._last_entries, {}
         return taken
 
     def advance(self, batch: Any) -> None:
-        """`batch`: a pyarrow.RecordBatch with the position columns."""
+        """Advance past `batch`, a pyarrow.RecordBatch with the position columns."""
         topic, ledger_id, entry_id, batch_index = (batch.column(name) for name in self._columns)
         for name, row in _last_rows(topic):
             ledger, entry, index = ledger_id[row].as_py(), entry_id[row].as_py(), batch_index[row].as_py()
@@ -61,7 +61,7 @@ class Progress:
 
 
 def _last_rows(topic: Any) -> list[tuple[str, int]]:
-    """The last row of each topic in a column of names. A batch mostly has rows of one topic only."""
+    """Return the last row of each topic in a column of names. A batch mostly has rows of one topic only."""
     rows = len(topic)
     if not rows:
         return []

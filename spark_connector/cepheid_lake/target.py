@@ -1,4 +1,4 @@
-"""What an export writes to: a table that takes rows and the positions they reach in one commit."""
+"""The interface of an export's table, which commits rows together with their positions."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Protocol
 from cepheid_lake.errors import LakeTargetError
 
 FORMAT = 1
-"""Format number of commit records. A table that a later release has written is refused."""
+"""Format number of commit records. A table written by a later release is refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What the last commit says. `topic` and `mode` are those of the first one: a table holds one export."""
+    """The last commit. `topic` and `mode` are those of the first one: a table holds one export."""
 
     topic: str
     mode: str
@@ -22,19 +22,19 @@ class Committed:
 
 
 class Target(Protocol):
-    """One table. Blocking, from one thread. Every method raises LakeTargetError."""
+    """One table. Blocking calls from one thread. Every method raises LakeTargetError."""
 
     def open(self) -> Committed | None:
-        """Finish what a killed export left behind, and return where the table stands. None: nothing was exported to it yet."""
+        """Complete what a killed export left, and return the last commit. None: nothing was exported to the table yet."""
 
     def add(self, batch: Any) -> int:
-        """Take a pyarrow.RecordBatch for the next commit; returns about how many bytes it will have."""
+        """Add a pyarrow.RecordBatch to the next commit; return its approximate size in bytes."""
 
     def commit(self, committed: Committed) -> None:
         """Make all rows since the last commit visible together with their positions. Raises ConcurrentExportError."""
 
     def close(self) -> None:
-        """Drop rows that were not committed."""
+        """Discard uncommitted rows."""
 
 
 def check_format(text: object, where: str) -> None:

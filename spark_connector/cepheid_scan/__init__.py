@@ -1,6 +1,6 @@
-"""The history of topics as Arrow tables, read straight from the bookies. Cheap to import: pyarrow and grpc come with first use.
+"""The history of topics as Arrow tables, read directly from the bookies. Cheap to import: pyarrow and grpc are loaded on first use.
 
-Besides `scan` there are the types that callers give to it, and the errors that they handle. The others are in cepheid_decode.
+It exports `scan`, the types of its arguments, and the errors that callers handle. Other types are in cepheid_decode.
 """
 
 from cepheid_decode import (

@@ -1,13 +1,13 @@
-"""The admin API of brokers for readers: JSON over HTTP on the standard library alone, from any thread.
+"""The brokers' admin API for readers: JSON over HTTP with the standard library only, from any thread.
 
     pulsar://host:6650 ──GET──► 307 ──► http://host:8080 ──► 307 ──► the broker that serves the topic
-    another address when one does not answer; all of them again, later and later, for `retry_s`
+    another address if one does not answer; all of them again, with growing pauses, for `retry_s`
 
 Rules
-1. A refusal is an answer: only who cannot be reached, or says that it cannot say now (502, 503, 504), is asked again. So is
-   who says 404 in words that are no broker's: a proxy that has no way to one would make topics and leases look gone.
-2. Where a redirect led once is asked first the next time; when it stops answering the given addresses count again.
-3. The token or password goes to the given addresses and where they redirect, never into an error's text.
+1. A refusal is an answer: only addresses that cannot be reached, or are temporarily unavailable (502, 503, 504), are retried.
+   So is a 404 that is not in a broker's form: a proxy without a broker would make topics and leases look deleted.
+2. The target of a redirect is tried first the next time; when it stops answering, the given addresses are used again.
+3. The token or password is sent to the given addresses and redirect targets, but is never in an error's text.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _ASK_AGAIN = (502, 503, 504)
 _REDIRECTS = (301, 302, 307, 308)
 _DEFAULT_PORTS = {"pulsar": 6650, "pulsar+ssl": 6651, "http": 8080, "https": 8443}
 _PROTOCOL_PORTS = ("pulsar", "pulsar+ssl")
-"""They answer HTTP with a redirect to the admin port."""
+"""Schemes of protocol ports, which answer HTTP with a redirect to the admin port."""
 _OVER_TLS = ("https", "pulsar+ssl")
 
 Origin = tuple[str, str, int]  # scheme, host, port
 
 
 class _NoAnswerError(Exception):
-    """Of one address: it may be tried again, or another one."""
+    """One address did not answer: it, or another one, may be tried again."""
 
 
 class AdminHttp:
-    """`close` once. `timeout_s` bounds each answer: a plan may have to open topics."""
+    """HTTP calls to the admin API. `close` once. `timeout_s` limits each answer: a plan may have to open topics."""
 
     def __init__(self, source: PlanSource, *, timeout_s: float = 60.0) -> None:
         self._origins = origins_of(source)
@@ -56,7 +56,7 @@ class AdminHttp:
         if isinstance(source.secrets.token, str):
             self._authorization()  # a token that cannot be sent is refused at once
         self._tls = source.tls or ClientTls.from_environment()
-        self._context: ssl.SSLContext | None = None  # made when it is needed first
+        self._context: ssl.SSLContext | None = None  # created when it is first needed
         self._led_to: dict[Origin, Origin] = {}
         self._idle: list[tuple[Origin, HTTPConnection]] = []
         self._lock = threading.Lock()
@@ -73,9 +73,9 @@ class AdminHttp:
         return self.request("GET", f"{path}?{urlencode(asked, doseq=True)}" if asked else path)
 
     def request(self, method: str, path: str, *, body: Any = None) -> Any:
-        """Return the decoded answer, None when it is empty. The request may be done twice.
+        """Return the decoded answer, None if it is empty. The request may be executed twice.
 
-        Raises AdminRefusedError; PlanUnavailableError, which names every address and what it said.
+        Raises AdminRefusedError; PlanUnavailableError, which names every address and its answer.
         """
         if not path.isascii() or " " in path:
             raise BadOptionError(f"the path {path!r} is not encoded")
@@ -102,7 +102,7 @@ class AdminHttp:
             connection.close()
 
     def _ask_following(self, origin: Origin, method: str, path: str, sent: bytes | None) -> Any:
-        """Raises _NoAnswerError, AdminRefusedError."""
+        """Send a request, following redirects. Raises _NoAnswerError, AdminRefusedError."""
         at = self._led_to.get(origin, origin)
         try:
             if at[0] in _PROTOCOL_PORTS and method != "GET":
@@ -117,13 +117,13 @@ class AdminHttp:
         return _decoded(method, path, status, text)
 
     def _admin_behind(self, origin: Origin) -> Origin:
-        """Of a protocol port. It looks at no body, so what changes something is sent to the admin port alone."""
+        """Return the admin port of a protocol port, which ignores bodies, so that changes are sent only to the admin port."""
         where, _, _ = self._follow(origin, "GET", "/admin/v2/clusters", None)
         self._led_to[origin] = where
         return where
 
     def _follow(self, origin: Origin, method: str, path: str, sent: bytes | None) -> tuple[Origin, int, bytes]:
-        """With the admin port of the broker that was named, which may not be the one that answered in the end."""
+        """Return the answer, with the admin port of the broker that was named, which may differ from the last one that answered."""
         named = origin
         for _ in range(_MOST_REDIRECTS):
             status, location, text = self._exchange(origin, method, path, sent)
@@ -131,7 +131,7 @@ class AdminHttp:
                 return named, status, text
             parts = urlsplit(location)
             target = _target(parts) if parts.netloc else origin
-            if origin[0] in _OVER_TLS and target[0] not in _OVER_TLS:  # the token would cross the network in the clear
+            if origin[0] in _OVER_TLS and target[0] not in _OVER_TLS:  # the token would be sent unencrypted
                 raise _NoAnswerError(f"it redirects to {target[1]}:{target[2]} without TLS")
             if named[0] in _PROTOCOL_PORTS:
                 named = target
@@ -139,7 +139,7 @@ class AdminHttp:
         raise _NoAnswerError(f"{_MOST_REDIRECTS} redirects, the last one to {path[:200]}")
 
     def _exchange(self, origin: Origin, method: str, path: str, sent: bytes | None) -> tuple[int, str, bytes]:
-        """Status, Location, body. A kept connection that the server has closed meanwhile is no problem of the server."""
+        """Return status, Location, body. A kept connection that the server has closed meanwhile is not counted as its failure."""
         headers = self._headers if sent is None else {**self._headers, "Content-Type": "application/json"}
         if (authorization := self._authorization()) is not None:
             headers = {**headers, "Authorization": authorization}
@@ -164,11 +164,11 @@ class AdminHttp:
             return self._secrets.authorization()
         except (TokenRefusedError, SecurityConfigurationError, NoTokenError) as error:
             raise BadOptionError(str(error)) from None
-        except Exception as error:  # the issuer does not answer at this moment, or the caller's function raised
+        except Exception as error:  # the issuer does not answer now, or the caller's function raised
             raise _NoAnswerError(f"no token: {error or type(error).__name__}") from None
 
     def _connections(self, origin: Origin) -> Iterator[HTTPConnection]:
-        """A kept one if there is one, then a fresh one."""
+        """Yield a kept connection if there is one, then a new one."""
         with self._lock:
             place = next((place for place, (kept, _) in enumerate(self._idle) if kept == origin), None)
             found = None if place is None else self._idle.pop(place)[1]
@@ -181,7 +181,7 @@ class AdminHttp:
             yield HTTPConnection(host, port, timeout=self._timeout_s)
 
     def _tls_context(self) -> ssl.SSLContext:
-        """Raises BadOptionError: a file that is named cannot be used."""
+        """Return the TLS context. Raises BadOptionError for an unusable file."""
         if self._context is None:
             try:
                 self._context = self._tls.context()
@@ -201,16 +201,16 @@ class AdminHttp:
 
 
 def origins_of(source: PlanSource) -> list[Origin]:
-    """Of the admin URL, else of the service URL. Raises BadOptionError."""
+    """Return the origins of the admin URL, otherwise of the service URL. Raises BadOptionError."""
     url = source.admin_url or source.service_url
     if not url:
-        raise BadOptionError("nobody to ask where the history lies: name service.url (pulsar://host:6650) or metadata (zk://…)")
+        raise BadOptionError("no cluster is given: set service.url (pulsar://host:6650) or metadata (zk://…)")
     if "@" in url:
-        raise BadOptionError("an address has no user and password: brokers take a token")  # nor does this one get into the text
+        raise BadOptionError("an address must not contain user and password: brokers accept a token")  # shows no password
     scheme, separator, rest = url.partition("://")
     if not separator or scheme not in _DEFAULT_PORTS:
-        raise BadOptionError(f"{url!r} is no address: it looks like pulsar://host:6650 or http://host:8080", value=url)
-    hosts = [host.strip().removeprefix(f"{scheme}://") for host in rest.split(",")]  # people write it before each
+        raise BadOptionError(f"{url!r} is not an address: it looks like pulsar://host:6650 or http://host:8080", value=url)
+    hosts = [host.strip().removeprefix(f"{scheme}://") for host in rest.split(",")]  # users may repeat it before each host
     return [_origin(scheme, host, url) for host in hosts]
 
 
@@ -222,13 +222,13 @@ def _origin(scheme: str, host: str, text: str) -> Origin:
         port, name = 0, ""
     if not name or port == 0 or " " in name or parts.path.strip("/") or parts.query or parts.fragment:
         raise BadOptionError(
-            f"{text!r} is no address of a broker: it looks like pulsar://host:6650 or http://host:8080", value=text
+            f"{text!r} is not an address of a broker: it looks like pulsar://host:6650 or http://host:8080", value=text
         )
     return scheme, name, port or _DEFAULT_PORTS[scheme]
 
 
 def _target(parts: SplitResult) -> Origin:
-    """Of a redirect. Raises _NoAnswerError."""
+    """Return the target of a redirect. Raises _NoAnswerError."""
     try:
         port = parts.port or {"http": 80, "https": 443}[parts.scheme]
     except (ValueError, KeyError):
@@ -237,7 +237,10 @@ def _target(parts: SplitResult) -> Origin:
 
 
 def _decoded(method: str, path: str, status: int, text: bytes) -> Any:
-    """Raises _NoAnswerError, AdminRefusedError. A broker's refusal is `{"reason": text}`; some proxies answer with pages."""
+    """Return the decoded answer. Raises _NoAnswerError, AdminRefusedError.
+
+    A broker's refusal is `{"reason": text}`; some proxies answer with pages.
+    """
     try:
         said, is_json = json.loads(text or b"null"), True
     except ValueError:
@@ -249,13 +252,13 @@ def _decoded(method: str, path: str, status: int, text: bytes) -> Any:
     if status >= 300:
         raise AdminRefusedError(f"{method} {path.partition('?')[0]}: {status}, {reason}", status=status, reason=reason)
     if not is_json:
-        raise _NoAnswerError(f"an answer that is no JSON ({len(text)} bytes): is it the admin API of a broker?")
+        raise _NoAnswerError(f"an answer that is not JSON ({len(text)} bytes): is it the admin API of a broker?")
     return said
 
 
 def _why(error: Exception) -> str:
     if isinstance(error, ConnectionRefusedError):
-        return "nobody listens there"
+        return "nothing listens there"
     if isinstance(error, TimeoutError):
         return "no answer in time"
     return str(error) or type(error).__name__

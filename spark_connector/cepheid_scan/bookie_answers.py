@@ -1,14 +1,14 @@
-"""What a bookie answers to one read request, part by part: blocks on a connection of their own, or else gRPC messages.
+"""The answer of a bookie to one read request, part by part: blocks on a separate connection, otherwise gRPC messages.
 
-    known where? ──no──► ask by gRPC ──► none ────────────────────────────┐
-        │ yes             ▲ refused, or no longer that bookie: ask anew   ▼
+    known port? ──no──► ask by gRPC ──► none ────────────────────────────┐
+        │ yes             ▲ refused, or no longer that bookie: ask again   ▼
         ▼                 │                                            gRPC stream
     connect, proof, request ──► frames (scan_connection.py)
 
-Rule 1: the answer is complete, or the iteration raises: an end of the connection never looks like the end of the answer.
-Rule 2: `cancel` ends whatever is waited for, from any thread, but for a local disk that does not answer.
-Rule 3: whoever is asked proves that it is the bookie. What goes wrong past gRPC afterwards (a log that cannot be read, a damaged
-block) is asked again by gRPC, for a while: there the bookie looks at each block, and says what it has not.
+Rule 1: the answer is complete or the iteration raises: the end of the connection never looks like the end of the answer.
+Rule 2: `cancel` ends every wait, from any thread, except for a local disk that does not answer.
+Rule 3: the peer must prove that it is the bookie. After a later failure without gRPC (an unreadable log, a damaged
+block) gRPC is used for a while: there the bookie checks each block, and reports what it lacks.
 """
 
 from __future__ import annotations
@@ -39,16 +39,19 @@ _BLOCKS = (FrameKind.BLOCKS, FrameKind.PLACE)
 
 
 class CancelledAnswersError(Exception):
-    """Nobody wants them any more."""
+    """The answers were cancelled by their reader."""
 
 
 class _DamagedRunError(Exception):
-    """Blocks that make no sense from some entry on."""
+    """Blocks are malformed from some entry on."""
 
 
 class BookieAnswers:
-    """Iterated once, in one thread: answers, and how many bytes each came in. Raises BookieUnavailableError, MalformedGroupError,
-    CancelledAnswersError, and what gRPC raises. `tls`: what to show where the address takes TLS; None: as the environment says."""
+    """Iterates over the answers with their sizes in bytes, once, in one thread.
+
+    Raises BookieUnavailableError, MalformedGroupError, CancelledAnswersError, and gRPC's errors. `tls`: the certificate for
+    addresses with TLS; None: from the environment.
+    """
 
     def __init__(self, bookie: str, address: str, request: ReadRequest, tls: ClientTls | None = None) -> None:
         self._tls = tls
@@ -57,7 +60,7 @@ class BookieAnswers:
         self._request = request
         self._lock = threading.Lock()
         self._cancelled = False
-        self._end: Callable[[], object] | None = None  # of what is waited for
+        self._end: Callable[[], object] | None = None  # ends the current wait
 
     def __iter__(self) -> Iterator[tuple[ReadAnswer, int]]:
         connection = self._reach()
@@ -72,7 +75,7 @@ class BookieAnswers:
                 yield from self._frames(connection)
             except (OSError, _DamagedRunError, MalformedGroupError) as error:
                 if not self._cancelled:
-                    learn_door(self._address, None)  # by gRPC it tells what it has block by block
+                    learn_door(self._address, None)  # over gRPC the bookie reports block by block what it has
                 raise error if isinstance(error, MalformedGroupError) else self._unavailable(str(error)) from error
 
     def cancel(self) -> None:
@@ -91,10 +94,10 @@ class BookieAnswers:
     def _unavailable(self, reason: str) -> BookieUnavailableError:
         return BookieUnavailableError(reason, bookie=self._bookie, address=self._address)
 
-    # Past gRPC
+    # Without gRPC
 
     def _reach(self) -> ScanConnection | None:
-        """A connection to the bookie that has the request. None: only gRPC is left."""
+        """Return a connection to the bookie that has the request. None: only gRPC is left."""
         is_known, door = known_door(self._address)
         if door is not None:
             reached = self._dial(door)
@@ -120,17 +123,17 @@ class BookieAnswers:
         self._wait_for(call.cancel)
         try:
             return learn_door(self._address, call.result())
-        except MalformedGroupError as error:  # one that speaks another version of it
+        except MalformedGroupError as error:  # it uses another version of the protocol
             log.info("scan.port_not_understood: bookie %s: %s", self._bookie, error, extra={"bookie": self._bookie})
             return learn_door(self._address, None)
         except grpc.RpcError as error:
-            if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # an older bookie, or one that serves all by gRPC
+            if error.code() is grpc.StatusCode.UNIMPLEMENTED:  # an older bookie, or one that serves everything over gRPC
                 return learn_door(self._address, None)
             raise
 
     def _dial(self, door: ScanDoor) -> ScanConnection | None:
-        """None: nobody is there, or somebody else."""
-        on_machine = None if door.secured else self._ask_at(dial_on_machine, door)  # with TLS nobody is given an entry log
+        """Return a connection; None: nothing listens there, or another program."""
+        on_machine = None if door.secured else self._ask_at(dial_on_machine, door)  # with TLS no entry log is passed on
         return on_machine or self._ask_at(lambda door: dial_port(door, self._tls), door)
 
     def _ask_at(self, dial: Callable[[ScanDoor], ScanConnection | None], door: ScanDoor) -> ScanConnection | None:
@@ -166,7 +169,7 @@ class BookieAnswers:
 
 
 def stored_answer(blocks: memoryview, ledger_id: int, first: int, last: int) -> ReadAnswer:
-    """The entries from `first` on, to `last` or where a block is not what it should be."""
+    """Return the entries from `first` to `last`, or to the first malformed block."""
     groups: list[EntryGroup] = []
     entry_id = first
     with suppress(MalformedGroupError):

@@ -1,7 +1,7 @@
-"""The gRPC channel that a process has to each bookie, and where that bookie serves scans without gRPC.
+"""A process's gRPC channels to bookies, and the ports on which they serve scans without gRPC.
 
-Rule: one channel per bookie, certificate and process. Spark forks its workers before anything here is imported; a fork later gets
-its own. Exchanged certificate files are used by the next read.
+Rule: one channel per bookie, certificate and process. Spark forks its workers before anything here is imported; a later fork gets
+its own. Replaced certificate files are used by the next read.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from cepheid_security.grpc_tls import channel_credentials
 from cepheid_security.tls import FileState
 
 CONNECT_TIMEOUT_S = 2.0
-"""Longer than a broker gives: what is far away, or busy with other scans, may take its time to shake hands."""
-_BY_GRPC_S = 60.0  # what cannot be reached past gRPC is not tried again for so long
+"""Time limit of handshakes, longer than a broker's: distant or busy bookies may need it."""
+_BY_GRPC_S = 60.0  # an unreachable scan port is not tried again for this time
 
 _Secured = tuple[ClientTls, FileState]
 
@@ -40,7 +40,7 @@ class ScanDoor:
 
 
 def open_channel(address: str, options: list[tuple[str, Any]], tls: ClientTls | None) -> Any:
-    """Return a new channel to a bookie; `tls`: what to show where the address takes TLS, None: as the environment says.
+    """Return a new channel to a bookie; `tls`: the certificate for addresses with TLS, None: from the environment.
 
     Raises SecurityConfigurationError.
     """
@@ -63,26 +63,26 @@ def tls_context(tls: ClientTls | None) -> ssl.SSLContext:
 
 
 def read_method(address: str, tls: ClientTls | None = None) -> Any:
-    """Of a bookie: called with a request it gives a call, whose messages are read answers."""
-    methods: Any = _channel(address, tls)  # the stubs demand serializers, which bytes do not need
+    """Return a bookie's read method: called with a request it returns a call, whose messages are read answers."""
+    methods: Any = _channel(address, tls)  # the stubs require serializers, which bytes do not need
     return methods.unary_stream(method_path(READ))
 
 
 def scan_port_call(address: str, tls: ClientTls | None = None) -> Any:
-    """A call whose `result` is what `learn_door` wants."""
+    """Return a call whose `result` is the answer for `learn_door`."""
     methods: Any = _channel(address, tls)
     return methods.unary_unary(method_path(SCAN_PORT)).future(b"")
 
 
 def known_door(address: str) -> tuple[bool, ScanDoor | None]:
-    """Whether it was asked, and the answer."""
+    """Return whether the bookie was asked for its scan port, and the answer."""
     with _lock:
         door, until = _doors.get(address, (None, 0.0))
     return door is not None or time.monotonic() < until, door
 
 
 def learn_door(address: str, answer: bytes | None) -> ScanDoor | None:
-    """None: this bookie has none, or it cannot be reached. Raises MalformedGroupError."""
+    """Store the answer. None: this bookie has no scan port, or it cannot be reached. Raises MalformedGroupError."""
     door = None
     if answer is not None:
         port, token = decode_scan_port(answer)
@@ -101,17 +101,17 @@ def _channel(address: str, tls: ClientTls | None) -> Any:
         secured = tls, tls.state()
     with _lock:
         if _channels_pid != os.getpid():
-            _channels.clear()  # of the process that forked this one: not to be touched, not even closed
+            _channels.clear()  # they belong to the parent process: they must not be touched, not even closed
             _channels_pid = os.getpid()
         if (channel := _channels.get((address, secured))) is None:
-            # The least time between two attempts is the time limit of connecting, too.
+            # The minimum interval between two attempts is also the time limit of connecting.
             options = {**dict(channel_options()), "grpc.min_reconnect_backoff_ms": int(1000 * CONNECT_TIMEOUT_S)}
             channel = _channels[address, secured] = open_channel(address, list(options.items()), tls)
     return channel
 
 
 def close_channels() -> None:
-    """Ends the connections of this process, for whoever leaves no socket behind (tests, a command's end)."""
+    """Close the connections of this process, for callers that must leave no socket open (tests, the end of a command)."""
     with _lock:
         for channel in _channels.values():
             channel.close()

@@ -1,11 +1,11 @@
-"""One range asked of one bookie: a stream of chunks, checked in a thread that stays ahead of whoever decodes.
+"""The read of one range from one bookie: a stream of chunks, checked in a thread that stays ahead of the decoder.
 
-    bookie ──TCP──► thread: decode, verify digests ──► `read_ahead_bytes` wait ──► `BookieRead.next_chunk(timeout)`
-                       ▲ takes no more than that (soft by a chunk): TCP, or HTTP/2, then stops the bookie
+    bookie ──TCP──► thread: decode, verify digests ──► up to `read_ahead_bytes` ──► `BookieRead.next_chunk(timeout)`
+                       ▲ takes no more than that (soft by a chunk): TCP or HTTP/2 then stops the bookie
 
-Rule 1: a chunk that is given out is verified, and says something of every id from the last one's end to its own.
-Rule 2: the time limit runs only while somebody waits: a slow decoder is no silent bookie. A silent bookie hangs nobody, nor does a
-disk of this machine.
+Rule 1: a returned chunk is verified, and covers every id from the end of the previous one to its own.
+Rule 2: the time limit runs only while a caller waits: a slow decoder does not make a bookie look silent. Neither a silent bookie
+nor a local disk blocks the caller for longer.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from cepheid_scan.bookie_answers import BookieAnswers
 from cepheid_security import ClientTls
 
 _END_S = 5.0
-"""For the thread of a read that is closed. It takes moments, also on a busy machine, unless a disk does not answer."""
+"""Time to wait for the thread of a closed read. It takes moments even on a busy machine, unless a disk does not answer."""
 
 
 class BookieRead:
-    """Made with the question; `close` in any case. Raises BookieUnavailableError, MalformedGroupError."""
+    """A read, started on construction; call `close` in any case. Raises BookieUnavailableError, MalformedGroupError."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class BookieRead:
         self._thread.start()
 
     def next_chunk(self, timeout_s: float) -> tuple[ReadAnswer, int] | None:
-        """Return the next part of the answer, verified, and in how many bytes it came; None at the end."""
+        """Return the next verified part of the answer and the bytes received for it; None at the end."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while not self._chunks and not self._ended:
@@ -78,7 +78,7 @@ class BookieRead:
             return None
 
     def close(self) -> None:
-        """The bookie stops reading for nobody. A thread that waits for a disk of this machine is left to it: rule 2."""
+        """Close the read, so that the bookie stops reading. A thread that waits for a local disk is left alone: rule 2."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -91,7 +91,7 @@ class BookieRead:
             for answer, size_bytes in self._answers:
                 if not self._give(self._checked(answer), size_bytes):
                     return
-        except Exception as raised:  # whatever it is, it belongs to whoever waits, not to this thread
+        except Exception as raised:  # any error belongs to the waiting caller, not to this thread
             error = raised if isinstance(raised, (MalformedGroupError, BookieUnavailableError)) else self._unavailable(raised)
         finally:
             with self._changed:
@@ -108,7 +108,7 @@ class BookieRead:
             return not self._closed
 
     def _checked(self, answer: ReadAnswer) -> ReadAnswer:
-        """Return the answer with entries whose bytes are not what their writer sent among those that are missing."""
+        """Return the answer with entries that do not match their digest moved to the missing ones."""
         groups: list[EntryGroup] = []
         missing = list(answer.missing)
         for group in answer.groups:
@@ -125,13 +125,13 @@ class BookieRead:
         return replace(answer, groups=tuple(groups), missing=tuple(missing))
 
     def _unavailable(self, error: Exception) -> BookieUnavailableError:
-        code, details = getattr(error, "code", None), getattr(error, "details", None)  # of a grpc.RpcError that is a call
+        code, details = getattr(error, "code", None), getattr(error, "details", None)  # for a grpc.RpcError that is a call
         reason = f"{code().name}: {details()}" if callable(code) and callable(details) else repr(error)
         return BookieUnavailableError(reason, bookie=self.bookie, address=self.address)
 
 
 def verified_parts(group: EntryGroup) -> Iterator[tuple[EntryGroup, bool]]:
-    """The group and whether it is valid; in pieces when it is not, so that a damaged entry spoils no other."""
+    """Yield the group and whether it is valid; in pieces if not, so that a damaged entry affects no other."""
     try:
         group.verify()
     except (DigestMismatchError, MalformedGroupError):

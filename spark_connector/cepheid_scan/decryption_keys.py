@@ -1,6 +1,6 @@
-"""Private keys for encrypted messages, as a reader names them: a function, `package.module:function`, or a directory of PEM files.
+"""Private keys for encrypted messages: given as a function, `package.module:function`, or a directory of PEM files.
 
-They are looked up where messages are decoded: in Spark on the executors, so that no key travels with a task.
+They are loaded where messages are decoded: in Spark on the executors, so that no key is sent with a task.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class KeyDirectory:
     path: Path
 
     def private_key(self, name: str, metadata: Mapping[str, str]) -> bytes:
-        if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:  # a producer chose it
+        if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:  # chosen by a producer
             raise BadOptionError(f"{name!r} cannot be the name of a file in {self.path}: give a function for such keys")
         for file in (self.path / f"{name}.pem", self.path / name):
             if file.is_file():
@@ -34,7 +34,7 @@ class KeyDirectory:
 
 
 def checked_keys(given: Any) -> str | PrivateKeyOf | None:
-    """Return what `scan` is given, if it can name keys. Raises BadOptionError."""
+    """Return the argument of `scan` if it can name keys. Raises BadOptionError."""
     if given is None or callable(given) or (isinstance(given, str) and given.strip()):
         return given.strip() if isinstance(given, str) else given
     raise BadOptionError(
@@ -43,7 +43,7 @@ def checked_keys(given: Any) -> str | PrivateKeyOf | None:
 
 
 def open_decryptor(given: str | PrivateKeyOf | None) -> PayloadDecryptor | None:
-    """Return what decrypts payloads; None: no keys are given. Raises BadOptionError: there are no such keys on this host."""
+    """Return the decryptor of payloads; None: no keys are given. Raises BadOptionError if this host does not have the keys."""
     if given is None:
         return None
     if not has_cryptography():
@@ -62,7 +62,7 @@ def open_decryptor(given: str | PrivateKeyOf | None) -> PayloadDecryptor | None:
 def _function(given: str, module: str, name: str) -> PrivateKeyOf:
     try:
         found = getattr(importlib.import_module(module), name)
-    except Exception as error:  # whatever the module's own code raises
+    except Exception as error:  # any error of the module's own code
         raise BadOptionError(
             f"decryption keys: {given} cannot be imported: {error or type(error).__name__}", value=given
         ) from error

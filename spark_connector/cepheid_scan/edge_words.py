@@ -1,13 +1,13 @@
-"""Where a range starts and ends, as people write it: in calls of `scan()`, behind `--from` and `--to`.
+"""Starts and ends of ranges as people write them: in calls of `scan()`, after `--from` and `--to`.
 
 earliest, latest              the ends of what is kept
-2026-03-01T08:00:00Z          a time of publishing, with its zone; also a datetime with one
+2026-03-01T08:00:00Z          a publish time with its zone; also a datetime with one
 2026-03-01                    the start of that day in UTC
 1772352000000                 the same as a number: milliseconds since 1970
--90s, -15m, -6h, -7d          so long before now
-12:345, 12:345:7              a position of a topic that is not partitioned (or of the one partition that is read)
-{topic: "12:345"}             positions by topic; topics that are not named have no such edge
-subscription:billing          where that subscription stands
+-90s, -15m, -6h, -7d          this long before now
+12:345, 12:345:7              a position in an unpartitioned topic (or in the only partition that is read)
+{topic: "12:345"}             positions by topic; other topics have no such edge
+subscription:billing          the position of that subscription
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from cepheid_decode.scan_request import EARLIEST, LATEST, MAX_TIME_MS, Edge
 EdgeWord: TypeAlias = "str | SupportsIndex | date | MessagePosition | Mapping[str, str | MessagePosition] | Edge"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MOST_DIGITS = 15  # of a time
-_SHOWN = 100  # characters of what is refused
+_MOST_DIGITS = 15  # in a time
+_SHOWN = 100  # characters of a refused value
 _BEFORE_NOW = re.compile(r"-([0-9]{1,9})(s|m|h|d)")
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _SUBSCRIPTION = "subscription:"
@@ -35,7 +35,7 @@ _MOST_POSITION_COLONS = 2
 
 
 def parse_edge(word: EdgeWord, topic: str | None = None) -> Edge:
-    """`topic`: whose positions are meant where the word names none. Raises BadOptionError."""
+    """Return the edge for a word. `topic`: that of positions without a topic. Raises BadOptionError."""
     match word:
         case Edge():
             return word
@@ -61,13 +61,13 @@ def _parse_text(text: str, topic: str | None) -> Edge:
 
 
 def before_now_ms(text: str) -> int | None:
-    """The time that `-6h` names, in milliseconds since 1970; None: the text is no such time."""
+    """Return the time of a word like `-6h`, in milliseconds since 1970; None: the text is not such a time."""
     found = _BEFORE_NOW.fullmatch(text.strip())
     return None if found is None else max(0, time.time_ns() // 1_000_000 - int(found[1]) * _UNITS_MS[found[2]])
 
 
 def time_ms(value: str | SupportsIndex | date) -> int:
-    """Milliseconds since 1970 of a time as people write it (see above), down to a whole one. Raises BadOptionError."""
+    """Return the milliseconds since 1970 of a time as people write it (see above), rounded down. Raises BadOptionError."""
     moment: object = value
     if isinstance(value, str):
         text = value.strip()
@@ -93,12 +93,12 @@ def time_ms(value: str | SupportsIndex | date) -> int:
     if isinstance(moment, bool) or not isinstance(moment, SupportsIndex):
         raise _no_place(value)
     try:
-        milliseconds = operator.index(moment)  # of numpy's whole numbers, too
-    except TypeError:  # of its arrays
+        milliseconds = operator.index(moment)  # also for numpy's integers
+    except TypeError:  # of numpy's arrays
         raise _no_place(value) from None
     if not 0 <= milliseconds <= MAX_TIME_MS:
         shown = _shown(value)
-        raise BadOptionError(f"'{shown}' is no time of a message: it is before 1970, or after the year 9999", value=shown)
+        raise BadOptionError(f"'{shown}' is not a time of a message: it is before 1970, or after the year 9999", value=shown)
     return milliseconds
 
 
@@ -113,7 +113,7 @@ def _date_or_time(text: str) -> date:
 def _no_place(word: object) -> BadOptionError:
     shown = _shown(word)
     return BadOptionError(
-        f"'{shown}' is no place in a topic: write earliest, latest, a time like 2026-03-01T08:00:00Z or -6h, a position like "
+        f"'{shown}' is not a place in a topic: write earliest, latest, a time like 2026-03-01T08:00:00Z or -6h, a position like "
         "12:345, or subscription:NAME",
         value=shown,
     )
@@ -122,32 +122,34 @@ def _no_place(word: object) -> BadOptionError:
 def _shown(word: object) -> str:
     try:
         text = str(word)
-    except ValueError:  # of an integer with thousands of digits
+    except ValueError:  # an integer with thousands of digits
         return "a number of thousands of digits"
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
 
 
 def full_name(topic: str) -> str:
-    """Of a topic's short or full name. Raises InvalidTopicNameError."""
-    from cepheid_wire import TopicName  # with it comes protobuf: not for an import of `scan` alone
+    """Return the full name of a topic's short or full name. Raises InvalidTopicNameError."""
+    from cepheid_wire import TopicName  # needs protobuf, which importing `scan` alone should not load
 
     return str(TopicName.parse(topic))
 
 
 def _looks_like_position(text: str) -> bool:
-    """A time has digits and colons too, but a dash or a T as well, and never only these."""
+    """Return whether the text looks like a position. A time has digits and colons, too, but also a dash or a T."""
     parts = text.split(":")
     return 1 <= len(parts) - 1 <= _MOST_POSITION_COLONS and all(part.removeprefix("-").isdigit() for part in parts)
 
 
 def _one_topic(topic: str | None, word: str) -> str:
     if topic is None:
-        raise BadOptionError(f"the position {word} names no topic, and several are read: give {{topic: position}}", value=word)
+        raise BadOptionError(
+            f"the position {word} does not name a topic, and several are read: give {{topic: position}}", value=word
+        )
     return topic
 
 
 def _position_edge(positions: Mapping[str, str | MessagePosition]) -> Edge:
-    if not positions:  # it would be an end for all of them, and read nothing
+    if not positions:  # it would be an end for all topics, and read nothing
         raise BadOptionError("which positions? the mapping names no topic: write earliest or latest, or {topic: position}")
     parsed: dict[str, MessagePosition] = {}
     for topic, position in positions.items():

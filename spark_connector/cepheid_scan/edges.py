@@ -1,12 +1,12 @@
-"""Starts and ends of a range as positions: of every topic the first message to read, and the first one not to read.
+"""Resolves starts and ends of a range to positions: for every topic the first message to read, and the first one not to read.
 
     publish time T ──► ledgers closed before T − skew are out ──► binary search over the entries of the others, one read each
-                                                           start: behind an entry that is older than T − skew
+                                                           start: after an entry that is older than T − skew
                                                            end:   at an entry that is not older than T + skew
 
-Publish times come from clients' clocks: they do not quite rise, by `skew_ms` at most. Then nothing before such a start is as new
-as T, and nothing from such an end on is older, whichever entries were looked at. The rows between are filtered by their own times.
-An entry that cannot be read tells nothing: the next one that can is looked at, and those before it are in the range.
+Publish times come from clients' clocks, so they may fall by up to `skew_ms`. Then nothing before such a start is as new
+as T, and nothing from such an end on is older, whichever entries were read. The rows between are filtered by their own times.
+An unreadable entry gives no information: the next readable one is used, and those before it are in the range.
 """
 
 from __future__ import annotations
@@ -23,16 +23,18 @@ from cepheid_decode.scan_request import Edge
 from cepheid_scan.planner import in_threads, parse_topic
 
 _MOST_UNREADABLE = 100
-"""In a row, before a search by time gives up."""
+"""Limit of unreadable entries in a row before a search by time gives up."""
 _BEFORE_ALL = MessagePosition(0, 0)
 
 
 class EntryProbe(Protocol):
-    """Safe to call from several threads."""
+    """Reads publish times of entries. Safe to call from several threads."""
 
     def publish_time_ms(self, history: TopicHistory, ledger: LedgerHistory, entry_id: int, about_ms: int) -> int | None:
-        """The time, or another one on the same side of `about_ms`, which may be known without reading the entry. None: the entry is
-        not kept any more. Raises BadRecordError, DamagedEntryError when it is, and does not tell."""
+        """Return the time, or another one on the same side of `about_ms`, which may be known without reading the entry.
+
+        None: the entry is no longer kept. Raises BadRecordError or DamagedEntryError if it is kept but does not show its time.
+        """
 
 
 def resolve_edge(
@@ -44,9 +46,9 @@ def resolve_edge(
     skew_ms: int,
     subscription_position: Callable[[str, str], MessagePosition] | None = None,
 ) -> dict[str, MessagePosition]:
-    """By topic with partition: the first message to read, or with `is_end` the first one not to read.
+    """Return, by topic with partition, the first message to read, or with `is_end` the first one not to read.
 
-    `subscription_position` is asked for edges of that kind. Raises BadOptionError: a position of a topic that is not read.
+    `subscription_position` is called for edges of that kind. Raises BadOptionError for a position in a topic that is not read.
     """
     if edge.publish_time_ms is not None:
         time_ms = edge.publish_time_ms
@@ -58,7 +60,9 @@ def resolve_edge(
     if edge.subscription is not None:
         name, ask = edge.subscription, subscription_position
         if ask is None:
-            raise BadOptionError(f"nobody can say where subscription {name!r} stands", subscription=name)
+            raise BadOptionError(
+                f"cannot resolve subscription {name!r}: no broker or metadata store is configured", subscription=name
+            )
         places = in_threads(plan.topics, lambda history: ask(history.topic, name))
         return {history.topic: position for history, position in zip(plan.topics, places, strict=True)}
     whole = first_of if edge.earliest else end_of
@@ -66,12 +70,12 @@ def resolve_edge(
 
 
 def first_of(history: TopicHistory) -> MessagePosition:
-    """The first message that is kept."""
+    """Return the position of the first message that is kept."""
     return MessagePosition(history.ledgers[0].ledger_id, 0) if history.ledgers else _BEFORE_ALL
 
 
 def end_of(history: TopicHistory) -> MessagePosition:
-    """Behind the last message."""
+    """Return the position after the last message."""
     if not history.ledgers:
         return _BEFORE_ALL
     last = history.ledgers[-1]
@@ -92,7 +96,7 @@ def _given(edge: Edge, plan: HistoryPlan, *, is_end: bool) -> dict[str, MessageP
 
 
 class _Entries:
-    """All entries of some ledgers, numbered through."""
+    """All entries of some ledgers, numbered consecutively."""
 
     def __init__(self, history: TopicHistory, ledgers: Sequence[LedgerHistory], probe: EntryProbe) -> None:
         self._history = history
@@ -108,8 +112,11 @@ class _Entries:
         return MessagePosition(ledger.ledger_id, entry_id)
 
     def look(self, number: int, end: int, time_ms: int) -> tuple[int, bool]:
-        """The first entry from `number` on that tells its time, and whether it is older; `end`, as one that is not, if none before
-        it does. What is gone is older than what is kept."""
+        """Return the first entry from `number` on that shows its time, and whether it is older; `end` and False if none before it
+        does.
+
+        A deleted entry counts as older than the kept ones.
+        """
         for place in range(number, end):
             ledger, entry_id = self._find(place)
             try:
@@ -134,7 +141,7 @@ def _search_start(history: TopicHistory, probe: EntryProbe, time_ms: int, skew_m
 
 
 def _search_end(history: TopicHistory, probe: EntryProbe, time_ms: int, skew_ms: int) -> MessagePosition:
-    """A ledger begins when the one before it has been closed: what follows a late close is late, too."""
+    """Return the end. A ledger begins when the previous one has been closed, so entries after a late close are late, too."""
     kept: list[LedgerHistory] = []
     for ledger in history.ledgers:
         kept.append(ledger)
@@ -148,7 +155,10 @@ def _search_end(history: TopicHistory, probe: EntryProbe, time_ms: int, skew_ms:
 
 
 def _first_not_older(entries: _Entries, time_ms: int) -> tuple[int, int]:
-    """Just behind an entry that is older than `time_ms` (or 0), and one that is not (or the end). What is between is unreadable."""
+    """Return the number after an entry older than `time_ms` (or 0), and that of one that is not (or the end).
+
+    Entries between the two are unreadable.
+    """
     low, high = 0, len(entries)
     not_older = high
     while low < high:

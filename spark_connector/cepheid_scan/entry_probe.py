@@ -1,7 +1,7 @@
-"""When a stored entry was published: a read of that one entry, straight from a bookie.
+"""Publish times of stored entries: each from a read of that one entry at a bookie.
 
-Of a ledger in object storage the statistics of row groups tell on which side of a time a whole row group lies. The column with
-publish times is read only of the one that lies on both.
+For a ledger in object storage, statistics show on which side of a time a whole row group is. The column with
+publish times is read only from the row group that is on both sides.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class BookieProbe:
-    """Implements `edges.EntryProbe`. `replan`: where a ledger lies by now, None when it is gone."""
+    """Implements `edges.EntryProbe`. `replan`: returns the current location of a ledger, None if it is deleted."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class BookieProbe:
         storage: StorageAccess = StorageAccess(),  # noqa: B008 - frozen
     ) -> None:
         self._storage = storage
-        self._objects: dict[str, _ObjectTimes | None] = {}  # None: it cannot be read, and its bookies are asked
+        self._objects: dict[str, _ObjectTimes | None] = {}  # None: it cannot be read, and its bookies are used
         self._lock = threading.Lock()
         self._plan = plan
         self._settings = settings
@@ -42,13 +42,13 @@ class BookieProbe:
     def publish_time_ms(
         self, history: TopicHistory, ledger: LedgerHistory, entry_id: int, about_ms: int | None = None
     ) -> int | None:
-        """As EntryProbe's; without `about_ms` the time itself."""
+        """Return the time as in EntryProbe; without `about_ms` the exact one."""
         if ledger.object_url and not (ledger.fragments and self._settings.prefer_bookies):
             found = self._in_object(ledger, entry_id, about_ms)
             if found is not None:
                 return found
         piece = piece_of(history, ledger, entry_id, entry_id, fragments_of(ledger, entry_id, entry_id))
-        ticket = self._plan.ticket_of(history.topic, history.partition)  # all of hundreds of topics would be more than fits
+        ticket = self._plan.ticket_of(history.topic, history.partition)  # the tickets of hundreds of topics would be too large
         bookies = EntrySource(self._plan.bookies, ticket, self._settings, ScanCounters(), replan=self._replan)
         source = LedgerSource(bookies, self._storage)
         try:
@@ -62,10 +62,10 @@ class BookieProbe:
         return int(entries.fields.number(PUBLISH_TIME)[0])
 
     def _in_object(self, ledger: LedgerHistory, entry_id: int, about_ms: int | None) -> int | None:
-        """None: the columns do not tell, or the object cannot be read."""
+        """Return the time; None: the columns do not show it, or the object cannot be read."""
         from cepheid_scan.object_files import SegmentUnusableError
 
-        with self._lock:  # one object is not for two threads
+        with self._lock:  # two threads must not use one object
             try:
                 if ledger.object_url not in self._objects:
                     self._objects[ledger.object_url] = _ObjectTimes(ledger, self._storage, self._settings)
@@ -89,7 +89,7 @@ class _ObjectTimes:
         from cepheid_scan.object_segments import open_segment
 
         self._segment = open_segment(ledger.object_url, ledger.ledger_id, storage, settings, ScanCounters())
-        self._index = -1  # of the row group whose times were read last
+        self._index = -1  # of the row group whose times were last read
         self._times: tuple[Any, Any] = ((), ())
 
     def publish_time_ms(self, entry_id: int, about_ms: int | None) -> int | None:

@@ -1,15 +1,15 @@
-"""The entries of a piece, verified and without a gap, from whichever replicas give them.
+"""Reads the entries of a piece, verified and without a gap, from any replicas that have them.
 
-    piece ──► fragments ──► cover of the liked replicas ──► streams ──► groups
-                 ▲               ▲ a replica fails: goes on elsewhere from the next entry
+    piece ──► fragments ──► cover by preferred replicas ──► streams ──► groups
+                 ▲               ▲ a replica fails: continues elsewhere from the next entry
                  │               └── all have failed: a pause (50 ms … 2 s), and the next round
-                 ├── no replica has it, or none came back: the metadata is asked once where the ledger lies now
+                 ├── no replica has it, or none came back: the ledger is looked up in metadata once more
                  └── damaged on all of them: an error, or an entry without bytes in its place (`damaged_as_empty`)
 
-Rule 1: entries come in order, each once, none left out: a failure never looks like an end.
+Rule 1: entries are in order, each once, without omissions: a failure never looks like an end.
 Rule 2: a read gives up when every replica has failed in `read_attempts` rounds, and for as long as `unreachable_s` if one of them
-may come back. A ledger that is gone from the metadata is DataLossError at once.
-Rule 3: who is stopped waits for nothing, neither in a pause nor for an answer, and blames no bookie for it.
+may come back. A ledger that metadata no longer has is a DataLossError at once.
+Rule 3: a stopped read waits for nothing, neither in a pause nor for an answer, and blames no bookie for it.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _TICKET_PAUSE_S = 1.0
 
 
 class MovedToObjectError(Exception):
-    """Bookies have the ledger no more: it is an object now. `entry_id`: the next entry to read."""
+    """Bookies no longer have the ledger: it is an object now. `entry_id`: the next entry to read."""
 
     def __init__(self, url: str, entry_id: int) -> None:
         super().__init__(f"the ledger moved to {url}")
@@ -47,14 +47,16 @@ class MovedToObjectError(Exception):
         self.entry_id = entry_id
 
 
-_suspects = Suspects()  # of the process: tasks that share it learn from each other
+_suspects = Suspects()  # shared by the tasks of the process, which learn from each other
 
 
 class EntrySource:
-    """Made per task. `bookies`: addresses by id; one that is not there is not asked. `replan` tells where a piece's ledger lies by
-    now, None when it is gone; it may add to `bookies`. `damaged_as_empty`: an entry that is damaged on all of its bookies is given
-    out as one without bytes, which no message is: whoever decodes it does with it what is done with bad records. `stop`: None where
-    nobody stops it but by closing what `read` gives."""
+    """Reads entries for one task. `bookies`: addresses by id; others are not asked.
+
+    `replan` returns the current location of a piece's ledger, None if it is deleted; it may add to `bookies`. `damaged_as_empty`:
+    an entry that is damaged on all of its bookies is returned without bytes, which no message is, so that the decoder handles it as
+    a bad record. `stop`: None if the read is stopped only by closing what `read` returns.
+    """
 
     def __init__(
         self,
@@ -77,11 +79,12 @@ class EntrySource:
         self._racks = racks or {}
         self._damaged_as_empty = damaged_as_empty
         self.stop = stop or StopSignal()
-        self._ticket_at: dict[tuple[str, int], float] = {}  # by topic and ledger: when the last new ticket was had
+        self._ticket_at: dict[tuple[str, int], float] = {}  # by topic and ledger: when the last new ticket was issued
 
     def read(self, piece: Piece) -> Iterator[EntryGroup]:
-        """Groups of exactly the piece's range, in order. Raises EntriesUnreadableError, DataLossError, which say where,
-        MovedToObjectError and StoppedError."""
+        """Yield groups of exactly the piece's range, in order. Raises EntriesUnreadableError, DataLossError, which say where,
+        MovedToObjectError and StoppedError.
+        """
         entry_id = piece.first_entry_id
         looked_at = damaged_at = -2  # none
         may_renew = self.replan is not None
@@ -89,7 +92,7 @@ class EntrySource:
             ensemble, last = fragment_at(piece.fragments, entry_id, piece.last_entry_id)
             if not ensemble:
                 raise ValueError(f"{piece.topic}: no fragment of ledger {piece.ledger_id} has entry {entry_id}")
-            attempts = 1 if entry_id == damaged_at + 1 else self.settings.read_attempts  # damage comes in runs
+            attempts = 1 if entry_id == damaged_at + 1 else self.settings.read_attempts  # damage occurs in runs
             try:
                 for group in self._read_run(piece, ensemble, entry_id, last, attempts, may_renew=may_renew):
                     entry_id = group.last_entry_id + 1
@@ -99,7 +102,7 @@ class EntrySource:
             except GivenUpError as stuck:
                 try:
                     if stuck.needs_ticket:
-                        may_renew = may_renew and not stuck.is_key_unknown  # once, until entries come
+                        may_renew = may_renew and not stuck.is_key_unknown  # once, until entries arrive
                         piece = self._with_new_ticket(piece, stuck)
                         continue
                     if stuck.entry_id == looked_at or (stuck.is_damaged and stuck.entry_id == damaged_at + 1):
@@ -109,7 +112,7 @@ class EntrySource:
                 except DamagedEntryError as error:
                     if not self._damaged_as_empty:
                         raise
-                    # Of a damaged block all at once, where all of its entries have the same bookies.
+                    # All of a damaged block at once, if all of its entries have the same bookies.
                     damaged_at = min(stuck.until, last) if piece.write_quorum == len(ensemble) else stuck.entry_id
                     until = "" if damaged_at == stuck.entry_id else f", and so are those up to {damaged_at}"
                     log.warning(
@@ -123,7 +126,7 @@ class EntrySource:
     def _read_run(
         self, piece: Piece, ensemble: Sequence[str], entry_id: int, last: int, attempts: int, *, may_renew: bool
     ) -> Iterator[EntryGroup]:
-        """Entries of one fragment. `may_renew`: as in ReadRounds. Raises GivenUpError, StoppedError."""
+        """Yield entries of one fragment. `may_renew`: as in ReadRounds. Raises GivenUpError, StoppedError."""
         settings, quorum = self.settings, piece.write_quorum
         rounds = ReadRounds(attempts, settings.unreachable_s, may_renew=may_renew)
         while entry_id <= last:
@@ -163,13 +166,13 @@ class EntrySource:
         return ReadRequest(piece.ledger_id, first, last, _NO_LIMIT_BYTES, ticket=ticket, scan=True, chunk_bytes=chunk_bytes)
 
     def _usable(self, ensemble: Sequence[str], ledger_id: int, entry_id: int, rounds: ReadRounds) -> list[int]:
-        """Positions that may be asked in this round, the best one first."""
+        """Return the positions that may be asked in this round, the best one first."""
         suspects = _suspects.among(ensemble, time.monotonic())
         liked = positions_by_liking(ensemble, ledger_id, entry_id, rack=self._rack, racks=self._racks, suspects=suspects)
         return [position for position in liked if position not in rounds.failures and ensemble[position] in self._bookies]
 
     def _cover(self, ensemble: Sequence[str], quorum: int, first: int, last: int, usable: Sequence[int]) -> dict[int, int]:
-        """Without suspects where it can be: a stream more costs less than a bookie that does not answer."""
+        """Return the cover, without suspects if possible: one more stream costs less than a bookie that does not answer."""
         suspects = _suspects.among(ensemble, time.monotonic())
         trusted = [position for position in usable if ensemble[position] not in suspects]
         cover = plan_cover(first, last, len(ensemble), quorum, trusted) or plan_cover(first, last, len(ensemble), quorum, usable)
@@ -177,7 +180,7 @@ class EntrySource:
         return cover
 
     def _failures(self, ensemble: Sequence[str], quorum: int, entry_id: int, rounds: ReadRounds) -> list[ReplicaFailure]:
-        """Of everybody who should have the entry."""
+        """Return the failures of all bookies that should have the entry."""
         return [
             rounds.failures.get(position)
             or ReplicaFailure(position, ensemble[position], entry_id, "no address: it was down at planning", for_good=True)
@@ -203,7 +206,7 @@ class EntrySource:
         )
 
     def _with_new_ticket(self, piece: Piece, stuck: GivenUpError) -> Piece:
-        """The piece with a ticket that was just issued: a long read outlives its first one. Raises EntriesUnreadableError."""
+        """Return the piece with a newly issued ticket: a long read outlives its first one. Raises EntriesUnreadableError."""
         ledger = look_up(self.replan, piece, _unreadable(piece, stuck))
         if ledger is None or not ledger.ticket or ledger.ticket == piece.ticket:
             raise _unreadable(piece, stuck)
@@ -218,7 +221,7 @@ class EntrySource:
         return replace(piece, ticket=ledger.ticket)
 
     def _look_again(self, piece: Piece, stuck: GivenUpError) -> Piece:
-        """The piece as it lies now. The metadata is asked once per entry that nobody gives."""
+        """Return the piece at its current location. Metadata is read once per entry that no bookie returns."""
         here = stuck.entry_id
         known = self._place(piece.fragments, here)
         ledger = look_up(self.replan, piece, _unreadable(piece, stuck))
@@ -239,12 +242,12 @@ class EntrySource:
         )
 
     def _place(self, fragments: Sequence[Fragment], entry_id: int) -> list[tuple[str, str | None]]:
-        """Where an entry lies, as far as can be told: bookies with their addresses."""
+        """Return where an entry is, as far as known: bookies with their addresses."""
         return [(bookie, self._bookies.get(bookie)) for bookie in fragment_at(fragments, entry_id, entry_id)[0]]
 
 
 def fragment_at(fragments: Sequence[Fragment], entry_id: int, last: int) -> tuple[tuple[str, ...], int]:
-    """The ensemble that has this entry, () if none; and until where it has what follows, at most `last`."""
+    """Return the ensemble of this entry, () if none, and up to which entry (at most `last`) it has the following ones."""
     ensemble: tuple[str, ...] = ()
     for fragment in fragments:
         if fragment.first_entry_id > entry_id:
@@ -254,11 +257,11 @@ def fragment_at(fragments: Sequence[Fragment], entry_id: int, last: int) -> tupl
 
 
 Replan: TypeAlias = Callable[[Piece], LedgerHistory | None]
-"""Tells where the ledger of a piece lies by now; None: it is gone. Raises PlanUnavailableError."""
+"""Returns the current location of a piece's ledger; None: it is deleted. Raises PlanUnavailableError."""
 
 
 def look_up(replan: Replan | None, piece: Piece, failure: EntriesUnreadableError) -> LedgerHistory | None:
-    """Return where the piece's ledger lies by now; None: it is gone. Raises `failure` where nobody can tell."""
+    """Return the current location of the piece's ledger; None: it is deleted. Raises `failure` if there is no way to find out."""
     if replan is None:
         raise failure
     try:
@@ -268,7 +271,7 @@ def look_up(replan: Replan | None, piece: Piece, failure: EntriesUnreadableError
 
 
 def trimmed(piece: Piece, entry_id: int, reasons: object) -> DataLossError:
-    """Return the error for entries of the piece from `entry_id` on. `reasons`: why they could not be read."""
+    """Return the error for deleted entries of the piece from `entry_id` on. `reasons`: why they could not be read."""
     return DataLossError(
         f"{piece.topic}: entries {entry_id}..{piece.last_entry_id} of ledger {piece.ledger_id} are gone: the ledger was trimmed, "
         f"or its topic deleted, after this read was planned ({reasons})",
@@ -278,7 +281,7 @@ def trimmed(piece: Piece, entry_id: int, reasons: object) -> DataLossError:
 
 
 def facts_of(piece: Piece, entry_id: int) -> dict[str, Any]:
-    """Return where an entry is, for errors and log lines."""
+    """Return the location of an entry, for errors and log lines."""
     return {"topic": piece.topic, "ledger_id": piece.ledger_id, "entry_id": entry_id}
 
 

@@ -1,10 +1,10 @@
-"""What brokers have recorded of ledgers that left their chains: read once for all topics that ask between two plans.
+"""Records of brokers about ledgers that left their chains, read once for all topics that need them between two plans.
 
-    topic, ids ──► ids that nobody has asked for since the last plan ──pages──► by topic and incarnation ──► those of the topic
+    topic, ids ──► ids not requested since the last plan ──pages──► by topic and incarnation ──► those of the topic
 
 Rules
-1. A record that was read counts until the next plan: what is in no chain of a plan was closed, or deleted, before it.
-2. Of ids first the living are read, then the deleted: it is from the first to the second that ledgers move.
+1. A record that was read is valid until the next plan: ledgers in no chain of a plan were closed or deleted before it.
+2. Living ledgers are read first, then deleted ones, since ledgers move from the first to the second.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ _BLOCK = 200  # of ids
 
 
 class GoneLedgers:
-    """`get`: path and query to the decoded answer."""
+    """Caches records of ledgers. `get`: returns the decoded answer for path and query."""
 
     def __init__(self, get: Callable[[str, Mapping[str, Any]], Any]) -> None:
         self._get = get
         self._read: list[range] = []
         self._unreadable: list[range] = []
-        self._last_entries: dict[tuple[str, str], dict[int, int]] = {}  # by topic and incarnation, of ledgers with entries
+        self._last_entries: dict[tuple[str, str], dict[int, int]] = {}  # by topic and incarnation, for ledgers with entries
 
     def forget(self) -> None:
-        """There is a new plan (rule 1)."""
+        """Forget all records, as there is a new plan (rule 1)."""
         self._read, self._unreadable, self._last_entries = [], [], {}
 
     def of(self, topic: str, incarnation: str, ids: range) -> dict[int, int] | None:
-        """Last entries by id, as `Planner.gone_ledgers`. Raises PlanUnavailableError."""
+        """Return last entries by id, like `Planner.gone_ledgers`. Raises PlanUnavailableError."""
         for part in _without(_whole_blocks(ids), self._read):
             if any(part.start <= one.start and one.stop <= part.stop for one in self._unreadable):
                 return None
@@ -43,7 +43,7 @@ class GoneLedgers:
         return {ledger_id: last for ledger_id, last in found.items() if ledger_id in ids}
 
     def _read_part(self, ids: range) -> bool:
-        """False: the records are refused, too many or damaged, so nobody knows of which topics these ledgers were."""
+        """Return False if the records are refused, too many or damaged, so that the topics of these ledgers are unknown."""
         for deleted in ("false", "true"):  # rule 2
             if (ledgers := self._records(ids, deleted)) is None:
                 return False
@@ -56,7 +56,7 @@ class GoneLedgers:
         return True
 
     def _records(self, ids: range, deleted: str) -> list[dict[str, Any]] | None:
-        """Of the ledgers that there are; None: as in `_read_part`."""
+        """Return the records of existing ledgers; None: as in `_read_part`."""
         above: int | None = ids.start - 1
         found: list[dict[str, Any]] = []
         for _ in range(_MOST_PAGES):
@@ -75,12 +75,12 @@ class GoneLedgers:
 
 
 def _whole_blocks(ids: range) -> range:
-    """With those around that the next topic most likely asks for."""
+    """Return the ids extended to whole blocks, which the next topic will probably need."""
     return range(ids.start - ids.start % _BLOCK, ids.stop + -ids.stop % _BLOCK)
 
 
 def _without(ids: range, read: list[range]) -> list[range]:
-    """What of `ids` is in none of `read`."""
+    """Return the parts of `ids` that are in none of `read`."""
     parts = [ids]
     for one in read:
         both_sides = [(range(part.start, min(part.stop, one.start)), range(max(part.start, one.stop), part.stop)) for part in parts]

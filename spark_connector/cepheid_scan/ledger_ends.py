@@ -1,13 +1,13 @@
-"""How far open ledgers are certain, asked of the bookies of their last fragment.
+"""The confirmed ends of open ledgers, from the bookies of their last fragment.
 
     newest_ends ──► every bookie, once ──► the largest LAC                                a plan without a broker
-    EndWatch    ──► every bookie, parked there until its LAC has moved ──► ends()         a stream that waits: no polling
+    EndWatch    ──► every bookie, parked there until its LAC has moved ──► ends()         a waiting stream: long polls
 
 Rules
-1. A LAC counts when it lies in an entry under a valid digest, or was told by the writer itself. Each is a lower bound: the largest
-   is safe, and a bookie that does not answer costs freshness alone. Nothing here fences.
-2. `EndWatch` is one thread. gRPC's own threads only put answers into its queue; `ends()` reads one dict that is never changed.
-3. A ledger whose LAC moves all the time is asked at most every `_LEAST_PAUSE_S`, later where many are watched.
+1. A LAC counts if it is in an entry with a valid digest, or was sent by the writer itself. Each is a lower bound: the largest
+   is safe, and a bookie that does not answer only makes it less fresh. Nothing here fences.
+2. `EndWatch` is one thread. gRPC's own threads only put answers into its queue; `ends()` reads a dict that is never modified.
+3. A ledger whose LAC moves constantly is polled at most every `_LEAST_PAUSE_S`, less often if many are watched.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from cepheid_security import ClientTls
 
 log = logging.getLogger(__name__)
 
-_ANSWER_S = 5.0  # of a bookie, beyond what it is asked to wait
+_ANSWER_S = 5.0  # for a bookie's answer, beyond the requested wait
 _LEAST_PAUSE_S, _PAUSE_PER_POLL_S = 0.05, 0.002
 _FAILED_PAUSE_S = 1.0
-_LATE_KEY_S = 1.1  # a bookie reads the keys of tickets again when it meets one that it does not know, at most every second
-_AT_ONCE = 200  # questions: of thousands at once gRPC's server drops any, brokers' reads as well
+_LATE_KEY_S = 1.1  # a bookie reads the keys of tickets again when it meets an unknown one, at most every second
+_AT_ONCE = 200  # requests: with thousands at once gRPC's server drops any of them, also reads of brokers
 _FIRST_PAUSE_S, _LONGEST_FIRST_ROUND_S = 0.001, 20.0
 
 LedgerKey = tuple[str, int]  # topic with partition, ledger id
@@ -58,7 +58,10 @@ class _KeyUnknownError(PlanUnavailableError):
 
 
 class LacCalls:
-    """ReadLac of bookies by address, each on a connection of its own. `close` once. `tls`: what bookies with TLS are shown."""
+    """ReadLac calls to bookies by address, each on its own connection.
+
+    `close` once. `tls`: the certificate for bookies with TLS.
+    """
 
     def __init__(self, tls: ClientTls | None = None) -> None:
         self._tls = tls
@@ -66,7 +69,7 @@ class LacCalls:
         self._lock = threading.Lock()
 
     def ask(self, address: str, request: LacRequest, timeout_s: float) -> Any:
-        """A future of gRPC whose result `end_told` reads."""
+        """Return a future of gRPC whose result `end_told` reads."""
         with self._lock:
             if (channel := self._channels.get(address)) is None:
                 channel = self._channels[address] = open_channel(address, channel_options(), self._tls)
@@ -82,14 +85,17 @@ class LacCalls:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEnd:
-    """`size_bytes`: of the payloads up to there, by the average of what the bookie has behind it, too; 0: nobody said."""
+    """The end of a ledger.
+
+    `size_bytes`: of the payloads up to there, by the bookie's average, which includes later ones; 0: unknown.
+    """
 
     last_entry_id: int
     size_bytes: int
 
 
 def end_told(answer: LacAnswer, ledger_id: int) -> LedgerEnd | None:
-    """What of an answer may be believed (rule 1); None: it says nothing."""
+    """Return what can be trusted of an answer (rule 1); None: nothing."""
     if answer.status.certain_no:
         return LedgerEnd(NO_ENTRY_ID, 0)
     if answer.status is not Status.OK:
@@ -103,18 +109,18 @@ def end_told(answer: LacAnswer, ledger_id: int) -> LedgerEnd | None:
         return LedgerEnd(answer.explicit_lac, 0)
     header = group.header(group.first_entry_id)
     lac = max(answer.explicit_lac, header.last_add_confirmed)
-    # Of what lies beyond its last entry a bookie knows nothing.
+    # A bookie knows nothing about what follows its last entry.
     size_bytes = header.length * (lac + 1) // (group.first_entry_id + 1) if lac <= group.first_entry_id else 0
     return LedgerEnd(lac, size_bytes)
 
 
 def newest_ends(ledgers: Sequence[LedgerHistory], bookies: Mapping[str, str], timeout_s: float, calls: LacCalls) -> list[LedgerEnd]:
-    """Return how far open ledgers are certain; -1: no entry is. `timeout_s`: for each group of hundreds that are asked together.
+    """Return the confirmed ends of open ledgers; -1: no entry is confirmed. `timeout_s`: per group of hundreds asked together.
 
-    Raises PlanUnavailableError: of one of them no bookie says anything.
+    Raises PlanUnavailableError if no bookie answers for one of them.
     """
     ends: list[LedgerEnd] = []
-    silent: dict[str, str] = {}  # bookies that let the time pass are asked again only where there is no other
+    silent: dict[str, str] = {}  # bookies that did not answer in time are asked again only if there is no other
     for first in range(0, len(ledgers), _AT_ONCE):
         together = ledgers[first : first + _AT_ONCE]
         deadline = time.monotonic() + timeout_s
@@ -122,7 +128,7 @@ def newest_ends(ledgers: Sequence[LedgerHistory], bookies: Mapping[str, str], ti
         for ledger, futures in zip(together, asked, strict=True):
             try:
                 ends.append(_largest(ledger, futures, deadline, silent))
-            except _KeyUnknownError:  # the ticket was signed a moment ago: the key is on its way
+            except _KeyUnknownError:  # the ticket was signed just now: the key has not arrived yet
                 time.sleep(_LATE_KEY_S)
                 again = _ask(calls, ledger, bookies, silent, timeout_s)
                 ends.append(_largest(ledger, again, time.monotonic() + timeout_s, silent))
@@ -142,7 +148,7 @@ def _to_ask(ledger: LedgerHistory, bookies: Container[str], silent: Container[st
 
 
 def _largest(ledger: LedgerHistory, futures: Mapping[str, Any], deadline: float, silent: dict[str, str]) -> LedgerEnd:
-    """Adds to `silent` who has let the deadline pass, and what became of the question."""
+    """Return the largest end. Adds bookies that missed the deadline to `silent`, with the result of the request."""
     ensemble = ledger.fragments[-1].ensemble
     problems = {bookie: silent.get(bookie, "it is down") for bookie in ensemble if bookie not in futures}
     told: list[LedgerEnd] = []
@@ -154,7 +160,7 @@ def _largest(ledger: LedgerHistory, futures: Mapping[str, Any], deadline: float,
                 problems[bookie] = answer.status.name
             else:
                 told.append(end)
-        except Exception as error:  # of gRPC, which has several kinds, or an answer that is none
+        except Exception as error:  # of gRPC, which has several kinds, or for an invalid answer
             problems[bookie] = _text_of(error)
             if time.monotonic() >= deadline:
                 silent[bookie] = problems[bookie]
@@ -172,14 +178,14 @@ class _Watched:
     ledger: LedgerHistory
     end: LedgerEnd
     heard_at: float
-    silent: dict[str, str] = field(default_factory=dict)  # what bookies said instead of an answer
+    silent: dict[str, str] = field(default_factory=dict)  # reasons of bookies that gave no answer
 
 
 class EndWatch:
-    """`update` gives it the newest plan; `ends` answers from memory. Only open ledgers are watched. `close` once."""
+    """Watches open ledgers. `update` takes the newest plan; `ends` answers from memory. `close` once."""
 
     def __init__(self, *, retry_s: float = 60.0, wait_s: float = 10.0, tls: ClientTls | None = None) -> None:
-        """`wait_s`: how long a bookie parks a question."""
+        """`wait_s`: how long a bookie parks a request."""
         self._retry_s = retry_s
         self._wait_s = wait_s
         self._calls = LacCalls(tls)
@@ -203,8 +209,9 @@ class EndWatch:
         self._inbox.put(plan)
 
     def ends(self) -> Mapping[LedgerKey, LedgerEnd]:
-        """Up to the last certain entry, by topic and open ledger. Raises PlanUnavailableError: of one of them no bookie has said
-        anything for `retry_s`."""
+        """Return the last confirmed entries, by topic and open ledger. Raises PlanUnavailableError if for one of them no bookie has
+        answered for `retry_s`.
+        """
         if self._failure is not None:
             raise self._failure
         return self._ends
@@ -221,7 +228,7 @@ class EndWatch:
     def _run(self) -> None:
         try:
             self._watch()
-        except Exception as error:  # a defect of ours must not look like a topic in which nothing happens
+        except Exception as error:  # a defect must not look like a topic in which nothing happens
             log.exception("scan.end_watch_failed")
             self._failure = PlanUnavailableError(f"the watch of open ledgers failed: {error!r}")
         finally:
@@ -293,7 +300,7 @@ class EndWatch:
             future.add_done_callback(functools.partial(self._note_answer, key, bookie, now, parked))
 
     def _note_answer(self, key: LedgerKey, bookie: str, asked_at: float, parked: bool, future: Any) -> None:
-        """In a thread of gRPC."""
+        """Queue an answer; called in a thread of gRPC."""
         self._inbox.put((key, bookie, asked_at, parked, future))
 
     def _on_answer(self, key: LedgerKey, bookie: str, asked_at: float, parked: bool, future: Any) -> None:
@@ -309,7 +316,7 @@ class EndWatch:
             end, problem = None, _text_of(error)
         if end is None:
             watched.silent[bookie] = problem
-            # One that lets nobody wait (full of readers, or of an older release) is asked as it knows every other time.
+            # Every second request to one that allows no waiting (full of readers, or of an older release) asks without it.
             self._schedule(key, bookie, now + _FAILED_PAUSE_S, parked=not parked)
             return
         watched.heard_at = now

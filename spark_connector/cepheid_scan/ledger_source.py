@@ -1,12 +1,12 @@
-"""The entries of a piece from whichever copy of its ledger there is: bookies, or an object in object storage.
+"""Reads the entries of a piece from any copy of its ledger: on bookies, or in object storage.
 
-    piece ──► has an object? ──yes──► object ──not usable──► bookies, if they have it ──► looked up again ──► error
-                  └──no──► bookies ──given up──► looked up again: moved to an object ──► object
+    piece ──► has an object? ──yes──► object ──not usable──► bookies, if they have it ──► look up again ──► error
+                  └──no──► bookies ──given up──► look up again: moved to an object ──► object
 
-Rule 1: the object is read where both copies are there, since history should not compete with what bookies are for; the setting
-`prefer_bookies` says otherwise.
-Rule 2: a change of copies leaves nothing out and repeats nothing: it goes on at the entry that comes next.
-Rule 3: an object that failed once is not asked again by the same task.
+Rule 1: if both copies exist the object is read, so that history does not compete with the main work of bookies; the setting
+`prefer_bookies` reverses this.
+Rule 2: a change of copies omits and repeats nothing: it continues at the next entry.
+Rule 3: a task does not try an object again that has failed once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _MOST_OPEN = 4
 
 
 class LedgerSource:
-    """Made per task. Objects are read with the settings of the EntrySource, and into its counters."""
+    """Reads a task's entries. Objects are read with the settings of the EntrySource, and into its counters."""
 
     def __init__(self, bookies: EntrySource, storage: StorageAccess) -> None:
         self._bookies = bookies
@@ -50,10 +50,11 @@ class LedgerSource:
         return not (piece.fragments and self._settings.prefer_bookies)
 
     def segment(self, piece: Piece) -> Segment:
-        """The piece's object, opened. Raises SegmentUnusableError; BadOptionError where the library that reads it is missing and
-        bookies do not have the ledger."""
+        """Return the piece's opened object. Raises SegmentUnusableError; BadOptionError if the library that reads it is missing and
+        bookies do not have the ledger.
+        """
         if (found := self._segments.get(piece.object_url)) is None:
-            from cepheid_scan.object_segments import open_segment  # pyarrow's reader of Parquet
+            from cepheid_scan.object_segments import open_segment  # loads pyarrow's reader of Parquet
 
             try:
                 found = open_segment(piece.object_url, piece.ledger_id, self._storage, self._settings, self._counters)
@@ -67,8 +68,9 @@ class LedgerSource:
         return found
 
     def read(self, piece: Piece) -> Iterator[EntryGroup]:
-        """Groups of exactly the piece's range, in order. Raises EntriesUnreadableError, DataLossError, which say where,
-        BadOptionError where the library for object storage is missing, and StoppedError."""
+        """Yield groups of exactly the piece's range, in order. Raises EntriesUnreadableError, DataLossError, which say where,
+        BadOptionError if the library for object storage is missing, and StoppedError.
+        """
         left = piece
         while left.first_entry_id <= left.last_entry_id:
             try:
@@ -89,7 +91,7 @@ class LedgerSource:
                 left = replace(left, fragments=())
 
     def without_object(self, piece: Piece, failure: SegmentUnusableError) -> Piece:
-        """Where the piece is read instead, after its object failed. Raises EntriesUnreadableError, DataLossError."""
+        """Return the piece to read from another copy, after its object failed. Raises EntriesUnreadableError, DataLossError."""
         self._unusable[piece.object_url] = failure
         self._segments.pop(piece.object_url, None)
         if piece.fragments:

@@ -3,7 +3,7 @@
     URL + credentials ──► store, one per process ──► ObjectFile ──► ranges
 
 The URL of an object names its store, with `endpoint` and `region` in its query. Credentials come from the reader's options
-(StorageAccess), else from the environment of the process. They are in no text that this module makes.
+(StorageAccess), otherwise from the environment of the process. No text of this module contains them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from obstore.store import ObjectStore
 
 OBJECT_STORE = "object storage"
-"""In place of a bookie's name, where counters say who gave how many bytes."""
+"""Name used instead of a bookie's in counters of bytes by source."""
 
 _MAX_STORES = 64
 _MAX_RETRIES = 8
@@ -32,7 +32,7 @@ _S3_OPTIONS = {"access_key": "access_key_id", "secret_key": "secret_access_key",
 
 
 class SegmentUnusableError(Exception):
-    """An object cannot be read, or is not what was uploaded. The text says why, without the URL."""
+    """An object cannot be read, or is not as uploaded. The text says why, without the URL."""
 
     def __init__(self, reason: str, *, is_missing: bool = False, is_damaged: bool = False) -> None:
         super().__init__(reason)
@@ -47,7 +47,7 @@ _lock = threading.Lock()
 
 
 def open_object(url: str, access: StorageAccess, settings: ReadSettings, counters: ScanCounters) -> ObjectFile:
-    """Raises SegmentUnusableError; BadOptionError where the library is not installed."""
+    """Open an object. Raises SegmentUnusableError; BadOptionError if the library is not installed."""
     try:
         import obstore  # noqa: F401
     except ImportError:
@@ -70,12 +70,12 @@ def _size(store: ObjectStore, key: str) -> int:
     try:
         return int(obstore.head(store, key)["size"])
     except FileNotFoundError:
-        obstore.get_range(store, key, start=0, end=1)  # an answer to HEAD has no text that says what is missing
+        obstore.get_range(store, key, start=0, end=1)  # an answer to HEAD has no text that explains a failure
         raise
 
 
 class ObjectFile(io.RawIOBase):
-    """One object, read by ranges. Any error is a SegmentUnusableError, kept in `failure` too: pyarrow wraps what is raised."""
+    """One object, read by ranges. Every error is a SegmentUnusableError, kept in `failure`, too, as pyarrow wraps it."""
 
     def __init__(self, url: str, store: ObjectStore, key: str, size_bytes: int, counters: ScanCounters) -> None:
         self._url = url
@@ -112,7 +112,7 @@ class ObjectFile(io.RawIOBase):
         return self.read()
 
     def tail(self, size_bytes: int) -> bytes:
-        """The last bytes of the object, as many as it has of these."""
+        """Return the last bytes of the object, up to this number."""
         start = max(0, self.size_bytes - size_bytes)
         return self._fetch(start, self.size_bytes) if self.size_bytes else b""
 
@@ -141,7 +141,7 @@ def _options_of(at: StoreUrl, access: StorageAccess) -> _Options:
         options["base_url" if at.scheme == "gs" else "endpoint"] = endpoint
     if at.scheme == "s3":
         if region is not None or endpoint is not None:
-            options["region"] = region or "us-east-1"  # servers of other makers do not care, and signatures need one
+            options["region"] = region or "us-east-1"  # other implementations ignore it, but signatures need one
         given = {option: getattr(access, name) for name, option in _S3_OPTIONS.items()}
         options |= {option: value for option, value in given.items() if value is not None}
     return tuple(sorted(options.items()))
@@ -151,7 +151,7 @@ def _store_of(root: str, options: _Options, settings: ReadSettings) -> ObjectSto
     name = (root, options, settings.unreachable_s)
     with _lock:
         if (store := _stores.get(name)) is None:
-            if len(_stores) >= _MAX_STORES:  # of tasks with ever new credentials
+            if len(_stores) >= _MAX_STORES:  # tasks with ever new credentials
                 _stores.clear()
             store = _stores[name] = _opened(root, dict(options), settings)
         return store
@@ -172,7 +172,7 @@ def _opened(root: str, options: dict[str, str], settings: ReadSettings) -> Any:
 
 
 def _unusable(url: str, error: Exception) -> SegmentUnusableError:
-    """The text of the library is not repeated as it is: answers to bad signatures quote keys."""
+    """Return the error. The library's text is not repeated unchanged: answers to bad signatures quote keys."""
     found = error if isinstance(error, SegmentError) else error_of(url, error)
     reason = str(found.args[0])[:500].removeprefix(url).lstrip(": ")
     return SegmentUnusableError(

@@ -1,14 +1,14 @@
-"""Rows of a ledger's object, from its columns: nothing is decoded that was decoded when the object was written.
+"""Rows from the columns of a ledger's object: messages are not decoded again.
 
-    piece ──► row groups ──┬─ statistics say that no row is wanted ──► left out
-                           ├─ complete in its columns ──► the columns that are asked for, cast and filtered
-                           └─ else ──► its entries, for the decoder
+    piece ──► row groups ──┬─ statistics show that no row is wanted ──► skipped
+                           ├─ complete in its columns ──► the requested columns, cast and filtered
+                           └─ otherwise ──► its entries, for the decoder
 
 Rule 1: the rows are those of the decoder, in its order and with its types.
-Rule 2: only groups that are complete are left out or read as columns. Entries that the columns say nothing of may be bad records or
+Rule 2: only complete groups are skipped or read as columns. Entries that are not in the columns may be bad records or
 markers, which are counted or raised.
-Rule 3: typed columns are used where the file says that they show the version that is asked for, and hold no message that failed to
-decode. Else the values are decoded, from the column `value`.
+Rule 3: typed columns are used if the file says that they have the requested version, and no message that failed to
+decode. Otherwise the values are decoded from the column `value`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cepheid_scan.object_segments import Range, RowGroup, Segment
 ENTRY_ID, BATCH_INDEX = "entry_id", "batch_index"
 _OF_PIECE = ("topic", "partition", "ledger_id")
 _DERIVED: Mapping[str, tuple[str, ...]] = {"message_id": (ENTRY_ID, BATCH_INDEX), "key_bytes": ("key", "key_bytes")}
-_OF_VALUES = ("value", "key", "key_bytes", "schema_version")  # what typed columns are decoded from
+_OF_VALUES = ("value", "key", "key_bytes", "schema_version")  # columns from which typed columns are decoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class Step:
 
 
 def plan_steps(piece: Piece, segment: Segment, row_filter: RowFilter) -> list[Step]:
-    """Row groups that have nothing for the filter are in no step. Raises SegmentUnusableError."""
+    """Return the steps, without row groups that have nothing for the filter. Raises SegmentUnusableError."""
     steps: list[Step] = []
     decoded: list[RowGroup] = []
 
@@ -103,7 +103,7 @@ def _as_text(value: Any) -> bytes:
 
 
 class ObjectRows:
-    """Of one piece. `typed`: the decoder of values, in typed mode."""
+    """Reads the rows of one piece. `typed`: the decoder of values, in typed mode."""
 
     def __init__(self, spec: ScanSpec, piece: Piece, segment: Segment, counters: ScanCounters, typed: TypedRows | None) -> None:
         self._spec = spec
@@ -121,7 +121,7 @@ class ObjectRows:
         self._read_columns = list(dict.fromkeys((*self._file_columns.values(), *stored)))
 
     def _message_columns(self) -> list[str]:
-        """The columns of messages that the rows are made of."""
+        """Return the columns of messages from which the rows are built."""
         if self._spec.mode is ReadMode.MESSAGES:
             return list(self._spec.columns)
         beside = [name.removeprefix(TYPED_PREFIX) for name in self._spec.columns if name not in self._of_schema]
@@ -137,7 +137,7 @@ class ObjectRows:
         return names if wanted.keys is None else [*names, "key"]
 
     def _has_typed(self, piece: Piece, of_schema: Sequence[str]) -> bool:
-        """Whether the file's typed columns are those of the version that is shown."""
+        """Return whether the file's typed columns have the requested version."""
         spec, metadata = self._spec, self._segment.metadata
         if not metadata.schema_versions or not set(of_schema) <= set(metadata.typed_columns):
             return False
@@ -149,7 +149,7 @@ class ObjectRows:
         return all(self._segment.schema.field(name).type == self._schema.field(name).type for name in of_schema)
 
     def read(self, step: Step) -> Iterator[tuple[pa.RecordBatch, int, int]]:
-        """Rows, and the message that they end with: its entry and its index in the batch, -1: the whole entry."""
+        """Yield rows, and the message with which they end: its entry and its index in the batch, -1: the whole entry."""
         assert step.group is not None
         for batch in self._segment.columns(step.group, self._read_columns):
             rows = ColumnMessages(batch, step.piece, self._file_columns)
@@ -180,7 +180,7 @@ class ObjectRows:
 
 
 def _is_beside(name: str) -> bool:
-    """Whether a column of typed rows is not the schema's."""
+    """Return whether a column of typed rows is not one of the schema."""
     return name == ERROR_COLUMN or (name.startswith(TYPED_PREFIX) and name.removeprefix(TYPED_PREFIX) in MESSAGE_COLUMNS)
 
 
@@ -191,7 +191,7 @@ def _stored(name: str) -> Sequence[str]:
 
 
 class ColumnMessages:
-    """Messages of a row group, with the face of DecodedMessages. `file_columns`: how the columns are called in the file."""
+    """Messages of a row group, with the interface of DecodedMessages. `file_columns`: names of the columns in the file."""
 
     def __init__(self, batch: pa.RecordBatch, piece: Piece, file_columns: Mapping[str, str]) -> None:
         self._batch = batch
@@ -209,11 +209,11 @@ class ColumnMessages:
             self._columns = {}
 
     def stored(self, name: str) -> pa.Array:
-        """A column of the file, as it is."""
+        """Return a column of the file, unchanged."""
         return self._batch.column(self._batch.schema.names.index(name))
 
     def column(self, name: str) -> pa.Array:
-        """Of the type that MESSAGE_COLUMNS names."""
+        """Return a column with its type in MESSAGE_COLUMNS."""
         if (found := self._columns.get(name)) is None:
             found = self._columns[name] = self._column(name)
         return found
@@ -225,7 +225,7 @@ class ColumnMessages:
         if name == "message_id":
             return self._message_id()
         found = self.stored(self._file_columns[name])
-        if name == "key_bytes":  # null where `key` shows the same bytes
+        if name == "key_bytes":  # null if `key` shows the same bytes
             found = pc.coalesce(found, self.stored(self._file_columns["key"]).cast(kind))
         return found if found.type == kind else found.cast(kind)
 
@@ -258,12 +258,12 @@ class ColumnMessages:
 
 
 def keep_wanted(rows: ColumnMessages, wanted: RowFilter) -> None:
-    """As cepheid_decode.row_pruning.keep_wanted, over columns."""
+    """Keep the wanted rows, like cepheid_decode.row_pruning.keep_wanted, over columns."""
     piece = rows.piece
     entry_ids = rows.column(ENTRY_ID).to_numpy()
     kept = (entry_ids >= piece.first_entry_id) & (entry_ids <= piece.last_entry_id)
     if piece.first_batch_index > 0 or piece.end_batch_index >= 0:
-        index = rows.column(BATCH_INDEX).fill_null(0).to_numpy()  # a message alone is the first of its entry
+        index = rows.column(BATCH_INDEX).fill_null(0).to_numpy()  # a single message is the first of its entry
         if piece.first_batch_index > 0:
             kept &= (entry_ids != piece.first_entry_id) | (index >= piece.first_batch_index)
         if piece.end_batch_index >= 0:

@@ -1,13 +1,13 @@
-"""One ledger as a Parquet object, opened: its row groups with their statistics, and what is read of them.
+"""An opened Parquet object of one ledger: its row groups with their statistics, and reads of them.
 
-    footer, once per process ──► RowGroup: entries first..last, ranges of times and keys, whether columns say all
+    footer, once per process ──► RowGroup: entries first..last, ranges of times and keys, whether columns are complete
                                     ├─► `columns`: some columns of one row group, a batch at a time
-                                    └─► `entry_groups`: from the columns that hold their bytes, verified, as bookies would give them
+                                    └─► `entry_groups`: from the columns with their bytes, verified, as from bookies
 
 Rule 1: a row group never splits an entry, and the groups are in the order of the ledger.
-Rule 2: a row without a message has no sequence id, and `_error` says what is not in the columns of a row. A group with such a row
-is not complete in its columns: its entries are decoded, as those from bookies are, which gives markers, chunks, encrypted messages
-and entries that cannot be read what these are elsewhere.
+Rule 2: a row without a message has no sequence id, and `_error` says what the columns of a row lack. A group with such a row
+is not complete in its columns: its entries are decoded like those from bookies, so that markers, chunks, encrypted messages
+and unreadable entries are handled as elsewhere.
 The format is that of cepheid_tiered.segment_format.
 """
 
@@ -32,8 +32,8 @@ from cepheid_tiered.segment import DamagedSegmentError, SegmentError
 from cepheid_tiered.segment_format import GUARD_BYTES, SegmentMetadata, file_names
 from cepheid_tiered.segment_reader import TAIL_BYTES, footer_bytes, parse_footer, raw_columns, stored_entries
 
-_MOST_FOOTERS = 128  # remembered by a process; one of a ledger of 1 GB takes about 100 KB
-_BATCH_BYTES = 4 << 20  # of columns made at once
+_MOST_FOOTERS = 128  # kept by a process; one for a ledger of 1 GB takes about 100 KB
+_BATCH_BYTES = 4 << 20  # of columns built at once
 _MOST_ROWS = 1 << 17
 _GROUP_BYTES = 1 << 20  # of entries in one EntryGroup
 
@@ -43,7 +43,7 @@ _lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Least and greatest value that occurs."""
+    """Least and greatest value of a column."""
 
     low: Any
     high: Any
@@ -51,7 +51,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """`complete`: every row is a message. A range is None where there are no statistics, or no values."""
+    """A row group. `complete`: every row is a message. A range is None if there are no statistics, or no values."""
 
     index: int
     first_entry_id: int
@@ -66,7 +66,7 @@ class RowGroup:
 
 
 class Segment:
-    """Not for two threads at a time. Raises SegmentUnusableError from everything."""
+    """An opened object, for one thread at a time. Every method raises SegmentUnusableError."""
 
     def __init__(self, url: str, file: ObjectFile, parquet: pq.ParquetFile, ledger_id: int) -> None:
         self._file = file
@@ -78,14 +78,14 @@ class Segment:
             raise SegmentUnusableError(f"it holds ledger {self.metadata.ledger_id}, not {ledger_id}", is_damaged=True)
         fields = [self.schema.field(name) for name in self.metadata.typed_columns]
         self.names: Mapping[str, str] = file_names(fields)
-        """How the columns of COLUMNS are called in this file."""
+        """Names of COLUMNS in this file, by column."""
         self._places = _column_places(parquet.metadata)
         self.groups = [self._row_group(index) for index in range(parquet.metadata.num_row_groups)]
         self._whole: dict[int, bool] = {}
         self._firsts = [group.first_entry_id for group in self.groups]
 
     def within(self, first: int, last: int) -> list[RowGroup]:
-        """The row groups that have any of these entries. Raises SegmentUnusableError where it does not have all of them."""
+        """Return the row groups that have any of these entries. Raises SegmentUnusableError if some of them are missing."""
         start = max(0, int(np.searchsorted(self._firsts, first, side="right")) - 1)
         found = [group for group in self.groups[start:] if group.first_entry_id <= last and group.last_entry_id >= first]
         ends = [first - 1, *(group.last_entry_id for group in found)]
@@ -95,7 +95,7 @@ class Segment:
         return found
 
     def columns(self, group: RowGroup, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """All rows of the group, in batches of about 4 MB of values."""
+        """Yield all rows of the group, in batches of about 4 MB of values."""
         metadata = self._parquet.metadata.row_group(group.index)
         places = [place for name in names for place in self._places.get(name, ())]
         size_bytes = sum(metadata.column(place).total_uncompressed_size for place in places)
@@ -103,13 +103,13 @@ class Segment:
         yield from self._read(group, names, rows)
 
     def publish_times(self, group: RowGroup) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Of each row the entry id and the publish time in ms, -1 where it has none."""
+        """Return the entry id and the publish time in ms of each row, -1 if it has none."""
         table = pa.Table.from_batches(list(self._read(group, [self.names["entry_id"], self.names["publish_time"]], _MOST_ROWS)))
         times = table.column(1).cast(pa.timestamp("ms", "UTC")).cast(pa.int64()).fill_null(-1)
         return table.column(0).to_numpy(), times.to_numpy()
 
     def is_complete(self, group: RowGroup) -> bool:
-        """Whether the columns say all about every row of the group."""
+        """Return whether the columns describe every row of the group completely."""
         if not group.complete or self.metadata.errors == 0:
             return group.complete
         found = self._whole.get(group.index)
@@ -119,7 +119,7 @@ class Segment:
         return found
 
     def entry_groups(self, first: int, last: int) -> Iterator[EntryGroup]:
-        """Exactly these entries, in order, verified."""
+        """Yield exactly these entries, in order, verified."""
         for group in self.within(first, last):
             metadata = self._parquet.metadata
             names = [self.schema.names[index] for index in raw_columns(self.metadata, metadata.row_group(group.index))]
@@ -134,7 +134,7 @@ class Segment:
             yield from self._verified(int(ids[begin]), bounds[begin : end + 1], data)
 
     def _verified(self, first_entry_id: int, bounds: np.ndarray[Any, Any], data: memoryview) -> Iterator[EntryGroup]:
-        """Groups over the memory of the entries."""
+        """Yield groups over the memory of the entries."""
         start, count = 0, len(bounds) - 1
         while start < count:
             end = int(np.searchsorted(bounds, bounds[start] + _GROUP_BYTES, side="right")) - 1
@@ -154,7 +154,7 @@ class Segment:
         try:
             for batch in self._parquet.iter_batches(rows, row_groups=[group.index], columns=columns, use_threads=False):
                 yield batch.select(columns)
-        except Exception as error:  # pyarrow's, of several kinds
+        except Exception as error:  # of pyarrow, which has several kinds
             raise (self._file.failure or _damaged(error)) from None
 
     def _row_group(self, index: int) -> RowGroup:
@@ -189,7 +189,7 @@ class Segment:
 
 
 def open_segment(url: str, ledger_id: int, access: StorageAccess, settings: ReadSettings, counters: ScanCounters) -> Segment:
-    """Raises SegmentUnusableError, BadOptionError."""
+    """Open an object. Raises SegmentUnusableError, BadOptionError."""
     file = open_object(url, access, settings, counters)
     known = (url, file.size_bytes)
     with _lock:
@@ -204,7 +204,7 @@ def open_segment(url: str, ledger_id: int, access: StorageAccess, settings: Read
     except SegmentError as error:
         reason = str(error.args[0]).removeprefix(url).strip()
         raise SegmentUnusableError(reason, is_damaged=isinstance(error, DamagedSegmentError)) from None
-    except Exception as error:  # pyarrow's, of several kinds
+    except Exception as error:  # of pyarrow, which has several kinds
         raise (file.failure or _damaged(error)) from None
     with _lock:
         _footers[known] = footer
@@ -215,7 +215,7 @@ def open_segment(url: str, ledger_id: int, access: StorageAccess, settings: Read
 
 
 def _read_footer(url: str, file: ObjectFile, ledger_id: int) -> pq.FileMetaData:
-    """Checked before pyarrow parses it, which may end the process over a footer that was changed. Raises SegmentError."""
+    """Return the footer, checked before pyarrow parses it, which may crash the process on a changed one. Raises SegmentError."""
     tail = file.tail(TAIL_BYTES)
     size_bytes = footer_bytes(url, tail) + GUARD_BYTES
     if size_bytes > len(tail):
@@ -229,7 +229,7 @@ def _damaged(error: Exception) -> SegmentUnusableError:
 
 
 def _column_places(metadata: pq.FileMetaData) -> dict[str, tuple[int, ...]]:
-    """By top-level column, its leaves in the file."""
+    """Return the leaves in the file, by top-level column."""
     places: dict[str, list[int]] = {}
     for place in range(metadata.num_columns):
         path = metadata.schema.column(place).path
@@ -238,7 +238,7 @@ def _column_places(metadata: pq.FileMetaData) -> dict[str, tuple[int, ...]]:
 
 
 def _as_ms(found: Range | None) -> Range | None:
-    """Of statistics as datetimes, in whole milliseconds since 1970."""
+    """Return statistics of datetimes in whole milliseconds since 1970."""
     if found is None:
         return None
     low, high = (value if isinstance(value, int) else round(value.timestamp() * 1000) for value in (found.low, found.high))

@@ -1,4 +1,4 @@
-"""Open the planner that a source asks for: the plan service of a broker, or ZooKeeper itself; and look up one ledger anew."""
+"""Opens the planner of a source: a broker's plan service, or ZooKeeper itself; and looks up single ledgers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def open_planner(source: PlanSource) -> Planner:
     if source.metadata is not None:
         try:
             from cepheid_scan.zookeeper_planner import ZooKeeperPlanner
-        except ImportError as error:  # what a reader through brokers does without
+        except ImportError as error:  # not needed by readers through brokers
             missing = (
                 f"planning from ZooKeeper itself needs {error.name}: pip install 'cepheid[spark]', or give service.url instead"
             )
@@ -28,7 +28,7 @@ def open_planner(source: PlanSource) -> Planner:
 
 
 def find_ledger(source: PlanSource, topic: str, ledger_id: int) -> tuple[LedgerHistory | None, Mapping[str, str]]:
-    """Return the ledger, None where the topic has it no more, with the addresses of all bookies that are up: it may have moved."""
+    """Return the ledger, None if the topic no longer has it, and the addresses of all running bookies: it may have moved."""
     with closing(open_planner(source)) as planner:
         try:
             plan = planner.plan([topic])

@@ -1,9 +1,9 @@
-"""A bounded scan, planned: which topics, from where to where, cut into tasks.
+"""Plans a bounded scan: its topics and ranges, cut into tasks.
 
-    ScanRequest ──► Planner: topics, where they lie ──► edges as positions ──► what was trimmed ──► ranges ──► tasks
+    ScanRequest ──► Planner: topics and locations ──► edges as positions ──► what was trimmed ──► ranges ──► tasks
 
-A publish time as an edge is exact in the rows: the positions that it leads to are wide, and the times go into the row filter.
-A start that was given as a position and lies behind the end is refused: its empty range would look like a topic without news.
+A publish time as an edge is exact in the rows: its positions are a superset, and the row filter has the times.
+A start given as a position after the end is refused: its empty range would look like a topic without news.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 def plan_scan(request: ScanRequest) -> tuple[list[ScanTask], ScanSpec, HistoryPlan]:
-    """The tasks, what each of them needs besides, and where all of it lies.
+    """Return the tasks, what all of them need besides, and the plan.
 
     Raises NoSuchTopicError, PlanUnavailableError, DataLossError, BadOptionError.
     """
@@ -63,7 +63,7 @@ def plan_scan(request: ScanRequest) -> tuple[list[ScanTask], ScanSpec, HistoryPl
 def plan_ranges(
     request: ScanRequest, plan: HistoryPlan, planner: Planner, probe: EntryProbe | None = None, *, is_stream: bool = False
 ) -> list[TopicRange]:
-    """What is read of each topic, in the order of the plan. `is_stream`: what is still to come may be meant, too.
+    """Return the range to read for each topic, in the order of the plan. `is_stream`: the start may be in the future, too.
 
     Raises DataLossError, BadOptionError.
     """
@@ -77,17 +77,17 @@ def plan_ranges(
     starts = resolve_edge(request.start, plan, probe, is_end=False, skew_ms=skew_ms, subscription_position=ask)
     ends = resolve_edge(request.end, plan, probe, is_end=True, skew_ms=skew_ms, subscription_position=ask)
     if request.start.subscription is not None:
-        # It may stand behind the last entry of a ledger that went since: what it has not acknowledged is not trimmed.
+        # It may be after the last entry of a ledger that was deleted since: what it has not acknowledged is not trimmed.
         starts = {history.topic: max(starts[history.topic], first_of(history)) for history in plan.topics}
     if request.start.positions:
-        is_early = is_stream or request.source.metadata is not None  # ZooKeeper's plan may miss the last second
+        is_early = is_stream or request.source.metadata is not None  # ZooKeeper's plan may lack the last second
         for history in plan.topics:
             _check_start(history, starts[history.topic], may_come=is_early, fails=request.spec.fail_on_data_loss)
     return [_range_of(history, starts[history.topic], ends[history.topic], request.spec, planner) for history in plan.topics]
 
 
 def with_schemas(spec: ScanSpec, plan: HistoryPlan, tasks: Sequence[ScanTask]) -> ScanSpec:
-    """Of a typed read: what its tasks decode with. Raises BadOptionError for a topic of theirs that the rows cannot show."""
+    """Return the spec with the schemas for decoding a typed read. Raises BadOptionError for a topic that the rows cannot show."""
     from cepheid_decode.shared_schema import check_shown, histories_of, rows_history  # imports the schema libraries
     from cepheid_decode.typed.typed_columns import shown_schema
 
@@ -119,22 +119,22 @@ def _range_of(history: TopicHistory, start: MessagePosition, end: MessagePositio
 
 
 def _check_start(history: TopicHistory, start: MessagePosition, *, may_come: bool, fails: bool) -> None:
-    """`may_come`: entries of the open ledger that are not there yet. Ledgers that are not there yet nobody can know.
+    """Check a start. `may_come`: it may be an entry of the open ledger that does not exist yet. Later ledgers cannot be known.
 
-    Raises BadOptionError; without `fails` it is told in the log.
+    Raises BadOptionError; without `fails` it only logs.
     """
     end = end_of(history)
     if (start.ledger_id, start.entry_id) <= (end.ledger_id, end.entry_id):
         return
     last = history.ledgers[-1] if history.ledgers else None
-    what = f"the start {start} of {history.topic} lies behind its end, {end}"
+    what = f"the start {start} of {history.topic} is after its end, {end}"
     if may_come and last is not None and last.is_open and last.ledger_id == start.ledger_id:
         log.warning("scan.start_behind_end: %s: what comes before it is left out", what, extra={"topic": history.topic})
         return
-    what += ": it is a position of another topic, or the topic was deleted and made anew since"
+    what += ": it is a position of another topic, or the topic was deleted and created again since"
     if fails:
         raise BadOptionError(
-            f"{what}. Give a position that is there, earliest or a time; failOnDataLoss=false takes it as it is",
+            f"{what}. Give an existing position, earliest or a time; failOnDataLoss=false accepts it",
             topic=history.topic,
             start=str(start),
             end=str(end),
@@ -145,13 +145,13 @@ def _check_start(history: TopicHistory, start: MessagePosition, *, may_come: boo
 def _loss(
     topic: str, start: MessagePosition, lost_until: MessagePosition, kept: MessagePosition, planner: Planner
 ) -> DataLossError:
-    """A ledger's record outlives it for a while, and tells of one at least how many entries went with it."""
+    """Return the loss. A ledger's record outlives it for a while, and shows at least how many of its entries were deleted."""
     last = planner.deleted_ledger_end(start.ledger_id)
     lost = 0 if last is None else max(0, last - start.entry_id + 1)
-    count = f"{lost} entries at least" if lost else "how many entries is not known"
+    count = f"at least {lost} entries" if lost else "an unknown number of entries"
     return DataLossError(
-        f"{topic}: what lies from {start} to before {lost_until} is not kept any more ({count}): trimmed by retention, or the "
-        f"topic was deleted and made anew. The first that is kept is {kept}",
+        f"{topic}: the range from {start} to before {lost_until} is no longer kept ({count}): trimmed by retention, or the "
+        f"topic was deleted and created again. The first kept message is {kept}",
         topic=topic,
         start=str(start),
         first_kept=str(kept),

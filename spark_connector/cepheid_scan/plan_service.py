@@ -1,10 +1,10 @@
-"""Plans from the plan service of brokers (docs/plan-service.md): one question per topic, whatever its number of partitions.
+"""Plans from the plan service of brokers (docs/plan-service.md): one request per topic, whatever its number of partitions.
 
     topics of one base name ──one request──► all of its partitions, from whichever brokers serve them
     several base names      ──a few at a time, in threads
-    called like a partition, and none ──one request each, behind that for the base name
+    named like a partition but not one ──one request each, after that for the base name
 
-A topic that is planned again names the last closed ledger that is known already: closed ledgers come with their fragments once.
+A repeated plan names the last known closed ledger, so that fragments of closed ledgers are sent only once.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from cepheid_scan.gone_ledgers import GoneLedgers
 from cepheid_scan.planner import in_threads, no_such_topics, parse_topic, selected
 from cepheid_wire import TopicName
 
-_FORMATS = (1, 2, 3)  # 2: ledgers may be objects alone, without fragments; 3: ledgers have tickets in place of master keys
+_FORMATS = (1, 2, 3)  # 2: ledgers may be objects only, without fragments; 3: ledgers have tickets instead of master keys
 _NAMES_PER_REQUEST = 100  # their URL stays below 64 KB
-_MOST_KNOWN_LEDGERS = 100_000  # remembered between plans
+_MOST_KNOWN_LEDGERS = 100_000  # kept between plans
 
 
 class PlanServicePlanner:
@@ -41,7 +41,7 @@ class PlanServicePlanner:
     def close(self) -> None:
         self._http.close()
 
-    # Which topics
+    # Topics
 
     def topics(self, selection: TopicSelection) -> list[str]:
         return selected(selection, self._counts, lambda namespace: self._listed(str(namespace)))
@@ -52,7 +52,7 @@ class PlanServicePlanner:
         return {name: count for answer in answers for name, count in _checked(answer)["topics"].items() if count is not None}
 
     def _listed(self, namespace: str) -> dict[str, int]:
-        """Empty where there is no such namespace."""
+        """Return the topics of a namespace; empty if it does not exist."""
         try:
             return dict(_checked(self._http.get("/cepheid/v1/topics", {"namespace": namespace}))["topics"])
         except AdminRefusedError as error:
@@ -63,7 +63,7 @@ class PlanServicePlanner:
     def _neighbours(self, topic: str) -> Iterable[str]:
         return self._listed(str(parse_topic(topic).namespace))
 
-    # Where they lie
+    # Locations
 
     def plan(self, topics: Sequence[str], *, schemas: bool = False) -> HistoryPlan:
         self._gone.forget()
@@ -92,8 +92,9 @@ class PlanServicePlanner:
         return HistoryPlan(tuple(histories[topic] for topic in topics), bookies, ticket, versions, tickets, racks)
 
     def _answers(self, asked: str, wanted: Sequence[str], schemas: bool) -> dict[str, _Answer]:
-        """By what was asked for: `asked` alone, as a rule. A topic may be called like a partition of another and be none: that one
-        is asked for by its own name. Raises NoSuchTopicError."""
+        """Return answers by requested name, mostly `asked`. A topic may be named like a partition of another without being one:
+        it is then requested by its own name. Raises NoSuchTopicError.
+        """
         answers: dict[str, _Answer] = {}
         found: set[str] = set()
         for name in (asked, *wanted):
@@ -107,7 +108,7 @@ class PlanServicePlanner:
         return answers
 
     def _ask(self, topic: str, schemas: bool) -> _Answer | None:
-        """None: there is no such topic."""
+        """Return the answer; None: there is no such topic."""
         base = str(parse_topic(topic).base)
         with self._lock:
             known = dict(self._known.get(base, {}))
@@ -119,14 +120,14 @@ class PlanServicePlanner:
                 if error.status != 404:
                     raise
                 return None
-            # Ids of ledgers may come back where a cluster was set up again.
+            # Ledger ids may be used again if a cluster was set up again.
             now = {plan["topic"]: plan["incarnation"] for plan in answer["plans"]}
             same = {name: _closed(history) for name, history in known.items() if history.incarnation == now.get(name)}
             parsed = _parse(answer, same)
             if parsed is not None:
                 self._remember(base, parsed.histories)
                 return parsed
-        raise PlanUnavailableError(f"the plan of {topic} leaves ledgers out: the broker is of another release", topic=topic)
+        raise PlanUnavailableError(f"the plan of {topic} omits ledgers: the broker is of another release", topic=topic)
 
     def _remember(self, base: str, histories: Sequence[TopicHistory]) -> None:
         with self._lock:
@@ -138,7 +139,7 @@ class PlanServicePlanner:
                 self._known = {base: {history.topic: history for history in histories}}
                 self._known_ledgers = sum(len(history.ledgers) for history in histories)
 
-    # Where a subscription stands
+    # Positions of subscriptions
 
     def subscription_position(self, topic: str, subscription: str) -> MessagePosition:
         name = parse_topic(topic)
@@ -150,12 +151,12 @@ class PlanServicePlanner:
                 raise
             raise no_such_topics([topic], self._neighbours(topic)) from None
         if subscription not in cursors:
-            names = ", ".join(sorted(cursors)) or "none at all"
+            names = ", ".join(sorted(cursors)) or "none"
             raise BadOptionError(f"{topic} has no subscription {subscription!r}: it has {names}", topic=topic)
         ledger_id, entry_id = cursors[subscription]["markDeletePosition"].split(":")
         return MessagePosition(max(0, int(ledger_id)), int(entry_id) + 1)
 
-    # What is gone
+    # Deleted ledgers
 
     def deleted_ledger_end(self, ledger_id: int) -> int | None:
         try:
@@ -183,7 +184,7 @@ def _closed(history: TopicHistory) -> dict[int, LedgerHistory]:
 
 
 def _last_known(topic: str, known: Mapping[str, TopicHistory]) -> int | None:
-    """`known`: of topics of one base name."""
+    """Return the last known closed ledger. `known`: of topics of one base name."""
     asked = (history for name, history in known.items() if name == topic or name.startswith(f"{topic}-partition-"))
     return max((max(closed) for history in asked if (closed := _closed(history))), default=None)
 
@@ -198,7 +199,7 @@ def _checked(answer: Any) -> dict[str, Any]:
 
 
 def _parse(answer: Mapping[str, Any], known: Mapping[str, Mapping[int, LedgerHistory]]) -> _Answer | None:
-    """None: a ledger came without its fragments, and is not known here."""
+    """Return the answer; None: a ledger came without its fragments, and is not known here."""
     shared: dict[str, str] = {}  # one object per bookie: tasks are pickled, and repeated objects cost two bytes
     histories = []
     for plan in answer["plans"]:
@@ -214,13 +215,15 @@ def _parse(answer: Mapping[str, Any], known: Mapping[str, Mapping[int, LedgerHis
         SchemaVersion(base64.b64decode(schema["version"]), schema["type"], base64.b64decode(schema["data"]), schema["properties"])
         for schema in answer.get("schemas", ())
     )
-    racks = dict(answer.get("racks", {}))  # an older broker knows none
+    racks = dict(answer.get("racks", {}))  # an older broker does not send them
     return _Answer(histories, dict(answer["bookies"]), racks, answer["read_ticket"].encode(), schemas)
 
 
 def _ledger(ledger: Mapping[str, Any], shared: dict[str, str], known: LedgerHistory | None) -> LedgerHistory | None:
-    """`known`: what an earlier plan said of it; needed where the answer leaves the fragments out. What it says of a copy in object
-    storage is always new: a ledger moves there after it ended."""
+    """Return a ledger. `known`: its data in an earlier plan, needed if the answer omits the fragments.
+
+    Information on a copy in object storage is always current: a ledger moves there after it ended.
+    """
     is_open = ledger["entries"] is None
     offloaded = ledger.get("offloaded")
     url, object_bytes = (offloaded["url"], offloaded["object_bytes"]) if offloaded else ("", 0)

@@ -1,4 +1,4 @@
-"""The interface of a planner, which knows the topics and where their history is stored, and what both planners share.
+"""The interface of planners, which know topics and the location of their history, and code shared by both of them.
 
 PlanSource ──open_planner──► Planner ──topics──► full names, partitions expanded ──plan──► HistoryPlan
 """
@@ -26,29 +26,31 @@ R = TypeVar("R")
 
 
 class Planner(Protocol):
-    """Blocking; from any thread, one call at a time. Raises PlanUnavailableError when nobody answers."""
+    """A planner with blocking calls from any thread, one at a time. Raises PlanUnavailableError if nothing answers."""
 
     def topics(self, selection: TopicSelection) -> list[str]:
-        """Full names of topics and partitions that can be read, sorted. Raises NoSuchTopicError, BadOptionError."""
+        """Return the full names of readable topics and partitions, sorted. Raises NoSuchTopicError, BadOptionError."""
 
     def plan(self, topics: Sequence[str], *, schemas: bool = False) -> HistoryPlan:
-        """A fresh snapshot, in the order of `topics`. Raises NoSuchTopicError."""
+        """Return a fresh snapshot in the order of `topics`. Raises NoSuchTopicError."""
 
     def subscription_position(self, topic: str, subscription: str) -> MessagePosition:
-        """The first entry that is not mark-deleted. Raises BadOptionError: the topic has no such subscription."""
+        """Return the first entry that is not mark-deleted. Raises BadOptionError if the topic has no such subscription."""
 
     def deleted_ledger_end(self, ledger_id: int) -> int | None:
-        """The last entry of a ledger that was trimmed, as long as its record is kept; None: nobody knows."""
+        """Return the last entry of a trimmed ledger while its record is kept; None: unknown."""
 
     def gone_ledgers(self, topic: str, incarnation: str, ids: range) -> dict[int, int] | None:
-        """Last entries of those of `ids` that were the topic's and had entries, as far as records tell: of what was deleted they
-        are kept for a while. `ids`: without any that are in its chain. None: nobody knows, or these are too many to ask for."""
+        """Return last entries of those of `ids` that belonged to the topic and had entries, as far as recorded.
+
+        Records of deleted ledgers are kept for a while. `ids`: without those in its chain. None: unknown, or too many to request.
+        """
 
     def close(self) -> None: ...
 
 
 def parse_topic(name: str) -> TopicName:
-    """Raises BadOptionError: no name of a topic, or of one that has no history."""
+    """Return the parsed name. Raises BadOptionError for an invalid name, or for a topic without a history."""
     try:
         topic = TopicName.parse(name)
     except InvalidTopicNameError as error:
@@ -65,8 +67,8 @@ def selected(
 ) -> list[str]:
     """Return the full names of all topics and partitions that are selected, sorted.
 
-    Both functions give numbers of partitions by topic, of the topics that exist; 0: the topic is not partitioned. Raises
-    NoSuchTopicError, also for a partition that none of the topics has: fewer rows, or none, would hide it.
+    Both functions return numbers of partitions by existing topic; 0: the topic is not partitioned. Raises
+    NoSuchTopicError, also for a partition that no topic has: fewer rows, or none, would hide it.
     """
     if selection.pattern is not None:
         namespace, expression = namespace_of_pattern(selection.pattern)
@@ -90,7 +92,7 @@ def selected(
 
 
 def _parts(topic: str, count: int) -> Iterator[tuple[int, str]]:
-    """With their numbers. One that is not partitioned is its own only part, numbered as its name says."""
+    """Yield the parts with their numbers. An unpartitioned topic is its own only part, numbered as in its name."""
     name = TopicName.parse(topic)
     if count == 0:
         yield name.partition_index, topic
@@ -104,31 +106,31 @@ def _in_order_of_partitions(topic: str) -> tuple[str, int]:
 
 
 def namespace_of_pattern(pattern: str) -> tuple[NamespaceName, re.Pattern[str]]:
-    """Where a pattern looks, and the whole pattern over full names. Raises BadOptionError."""
+    """Return the namespace of a pattern, and the whole pattern over full names. Raises BadOptionError."""
     found = _PATTERN_PREFIX.fullmatch(pattern)
     if found is None or found["domain"] not in (None, "persistent"):
         forms = "persistent://tenant/namespace/REGEX, nor REGEX alone (of public/default)"
-        raise BadOptionError(f"the pattern {pattern!r} does not read {forms}: slashes only there", value=pattern)
+        raise BadOptionError(f"the pattern {pattern!r} is not of the form {forms}: slashes only there", value=pattern)
     try:
         namespace = NamespaceName.parse(f"{found['tenant'] or 'public'}/{found['namespace'] or 'default'}")
     except InvalidTopicNameError:
-        raise BadOptionError(f"the pattern {pattern!r} must name its tenant and namespace as they are", value=pattern) from None
+        raise BadOptionError(f"the pattern {pattern!r} must name its tenant and namespace literally", value=pattern) from None
     try:
         return namespace, re.compile(f"{re.escape(f'persistent://{namespace}/')}(?:{found['local']})")
     except re.error as error:
-        raise BadOptionError(f"the pattern {pattern!r} is no regular expression: {error}", value=pattern) from None
+        raise BadOptionError(f"the pattern {pattern!r} is not a regular expression: {error}", value=pattern) from None
 
 
 def no_such_topics(missing: Sequence[str], there: Iterable[str]) -> NoSuchTopicError:
-    """`there`: names of the namespace, to find those that may have been meant."""
+    """Return the error. `there`: names of the namespace, to suggest those that may have been meant."""
     near = difflib.get_close_matches(missing[0], list(there), _MOST_NEAR_NAMES)
     more = f", nor {len(missing) - 1} more" if len(missing) > 1 else ""
-    meant = f"; there is {', '.join(near)}" if near else ""
+    meant = f"; similar: {', '.join(near)}" if near else ""
     return NoSuchTopicError(f"topic {missing[0]} does not exist{more}{meant}", topics=list(missing[:10]))
 
 
 def in_threads(nouns: Sequence[N], ask: Callable[[N], R]) -> list[R]:
-    """Return the answers in order, asking for several at a time. Raises the first failure."""
+    """Return the answers in order, requesting several at a time. Raises the first failure."""
     if len(nouns) <= 1:
         return [ask(noun) for noun in nouns]
     with ThreadPoolExecutor(min(_AT_ONCE, len(nouns)), thread_name_prefix="cepheid-plan") as threads:

@@ -1,11 +1,11 @@
-"""Several tasks of a scan at once, their batches in the order of the tasks; within a bound of memory.
+"""Runs several tasks of a scan at once and yields their batches in the order of the tasks, with bounded memory.
 
 task 0  ██████████ ──► taken
 task 1  ████         ahead, at most `BATCHES_AHEAD` batches of each task wait
 task 2  ██           ahead
 task 3               begins when a thread is free
 
-Threads take the tasks in order, so the one whose batches are wanted always has a thread, and nobody waits for nothing.
+Threads take the tasks in order, so the task whose batches are wanted always has a thread.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 from cepheid_decode.history import ScanTask
 from cepheid_scan.stop_signal import StopSignal
 
-BATCHES_AHEAD = 2  # of each task; a batch has the values of about 4 MB, or `decode_bytes`
+BATCHES_AHEAD = 2  # per task; a batch has the values of about 4 MB, or `decode_bytes`
 _POLL_S = 0.1
 
 ReadTask = Callable[[ScanTask], Iterator[Any]]
 
 
 def read_in_order(tasks: Sequence[ScanTask], read: ReadTask, threads: int, stop: StopSignal) -> Generator[Any, None, None]:
-    """Batches of all tasks. Closing the generator ends the threads; an error of a task comes where its next batch would.
+    """Yield the batches of all tasks. Closing the generator ends the threads; a task's error is raised instead of its next batch.
 
-    `read` heeds `stop`, too: where another thread sets it, StoppedError is raised.
+    `read` also checks `stop`: if another thread sets it, StoppedError is raised.
     """
     if threads <= 1 or len(tasks) <= 1:
         for task in tasks:
@@ -50,7 +50,7 @@ def read_in_order(tasks: Sequence[ScanTask], read: ReadTask, threads: int, stop:
             while (batch := each.take(stop)) is not _END:
                 yield batch
     finally:
-        stop.set()  # a reader that waits goes on at once, one that decodes a batch ends it
+        stop.set()  # a waiting reader continues at once, one that decodes a batch ends it first
         for reader in readers:
             if reader.ident is not None:
                 reader.join()
@@ -61,14 +61,14 @@ _END = object()
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """Of one task: batches that were read and not taken, at last `_END` or the error with which it ended."""
+    """Batches of one task that were read and not taken, at the end `_END` or the error with which it ended."""
 
     task: ScanTask
     batches: queue.Queue[Any]
 
     def take(self, stop: StopSignal) -> Any:
         while True:
-            stop.check()  # threads that were stopped put nothing more
+            stop.check()  # stopped threads put nothing more
             with suppress(queue.Empty):
                 batch, error = self.batches.get(timeout=_POLL_S)
                 if error is not None:
@@ -76,7 +76,7 @@ class _Ahead:
                 return batch
 
     def put(self, batch: Any, error: BaseException | None, stop: StopSignal) -> bool:
-        """False: no reader takes it any more."""
+        """Add a batch; return False if no reader takes it any more."""
         while not stop.is_set():
             with suppress(queue.Full):
                 self.batches.put((batch, error), timeout=_POLL_S)
@@ -93,7 +93,7 @@ def _work(waiting: queue.SimpleQueue[_Ahead], read: ReadTask, stop: StopSignal) 
         found, error = read(ahead.task), None
         try:
             all(ahead.put(batch, None, stop) for batch in found)
-        except BaseException as raised:  # given to the thread that takes the task's batches
+        except BaseException as raised:  # passed to the thread that takes the task's batches
             error = raised
         finally:
             getattr(found, "close", lambda: None)()

@@ -1,14 +1,14 @@
-"""When a read that no replica answers tries again, and when it gives up. No I/O; the clock is given.
+"""Decides when a read that no replica answers is retried or given up. No I/O; the clock is passed in.
 
     fails at a, at b, at c ──► pause 50 ms ──► a, b, c ──► pause 100 ms ──► … 2 s … ──► GivenUpError
-                     any entry that comes ──► all is forgotten
+                     any entry that arrives ──► everything is reset
 
-Rule 1: a round is over when everybody who should have the entry has failed.
-Rule 2: if all of them say with certainty that they never had it, waiting helps nobody: the metadata has to be asked.
-Rule 3: if one of them says that the ticket has expired, another one has to be had before anything is read.
-Rule 4: a ticket whose key a bookie does not know is shown twice: the key may be on its way to the bookie. If it is still unknown
-then, a new ticket is needed, as after an expiry; and if that does not help either, the bookie is waited for as rule 5 says.
-Rule 5: while one of them may come back, it goes on for `unreachable_s` at least; else only the number of rounds counts.
+Rule 1: a round is over when all bookies that should have the entry have failed.
+Rule 2: if all of them certainly never had it, waiting is useless: metadata must be read.
+Rule 3: if one of them says that the ticket has expired, a new one is needed before anything is read.
+Rule 4: a ticket whose key a bookie does not know is sent twice: the key may not have reached the bookie yet. If it is still unknown
+then, a new ticket is needed, as after an expiry; if that does not help either, rule 5 applies to the bookie.
+Rule 5: while one of them may come back, it continues for at least `unreachable_s`; otherwise only the number of rounds counts.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
 UNKNOWN_KEY_ROUNDS = 2
 OVERLOAD_PATIENCE = 20
-"""A bookie that says "later" lives: it is waited for so many times longer than one that says nothing."""
+"""Factor for the patience with a bookie that says "later": it is alive, unlike one that does not answer."""
 
 
 class GivenUpError(Exception):
-    """Of one entry, with what each bookie said. The source turns it into what the caller understands."""
+    """A read of one entry was given up, with the answer of each bookie. The source translates it for its caller."""
 
     def __init__(self, entry_id: int, rounds: int, failures: Sequence[ReplicaFailure], *, needs_ticket: bool = False) -> None:
         self.entry_id = entry_id
         self.rounds = rounds
         said_until = min((failure.until for failure in failures), default=-1)
-        self.until = max(entry_id, said_until)  # of entries up to this one all of them said the same
+        self.until = max(entry_id, said_until)  # all of them gave the same answer for entries up to this one
         statuses = [failure.status for failure in failures]
         known = all(status is not None and (status.certain_no or status is Status.BAD_DIGEST) for status in statuses)
-        self.is_damaged = known and Status.BAD_DIGEST in statuses  # and nobody who may have it whole is only away
+        self.is_damaged = known and Status.BAD_DIGEST in statuses  # and no bookie that may have it intact is merely away
         self.needs_ticket = needs_ticket
         self.is_key_unknown = Status.TICKET_KEY_UNKNOWN in statuses
         self.reasons = ", ".join(f"{failure.bookie}: {failure.reason}" for failure in failures)
@@ -43,7 +43,9 @@ class GivenUpError(Exception):
 
 
 class ReadRounds:
-    """`failures` by position in the ensemble, of this round. `may_renew`: whether a ticket with an unknown key can be exchanged."""
+    """Rounds of one read. `failures`: by position in the ensemble, of this round. `may_renew`: whether a ticket with an unknown key
+    can be replaced.
+    """
 
     def __init__(self, read_attempts: int, unreachable_s: float, *, may_renew: bool = False) -> None:
         self._may_renew = may_renew
@@ -63,7 +65,10 @@ class ReadRounds:
             self.failures.clear()
 
     def end_round(self, entry_id: int, failures: Sequence[ReplicaFailure], now: float) -> float:
-        """Seconds to wait before the next one. `failures`: of everybody who should have the entry. Raises GivenUpError."""
+        """Return the seconds to wait before the next round.
+
+        `failures`: of all bookies that should have the entry. Raises GivenUpError.
+        """
         self._rounds += 1
         waited_s = 0.0 if self._since is None else now - self._since
         statuses = {failure.status for failure in failures}

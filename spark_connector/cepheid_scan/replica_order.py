@@ -1,10 +1,11 @@
-"""Which bookies of an ensemble are asked for a range, and in what order of liking. No I/O; the clock is given.
+"""Chooses the bookies of an ensemble for a range, in order of preference. No I/O; the clock is passed in.
 
-    liking:   not suspected in the last 30 s  ►  in our rack, else in our region  ►  by hash of ledger and first entry, so that
+    order:    not suspected in the last 30 s  ►  in our rack, then in our region  ►  by hash of ledger and first entry, so that
               tasks spread
-    striped:  entry e is on positions e, e+1 … e+Qw-1 (mod E): as few positions as hold all of the range, and who of them gives what
+    striped:  entry e is on positions e, e+1 … e+Qw-1 (mod E): the fewest positions that hold all of the range, and the entries of
+    each
 
-Rule 1: of an entry only its own write set is asked: others never had it, and their no means nothing.
+Rule 1: only an entry's own write set is asked for it: other bookies never had it, and their no means nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SUSPECT_S = 30.0
 
 
 class Suspects:
-    """Bookies that failed this process a short while ago."""
+    """Bookies that failed recently in this process."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
@@ -54,12 +55,12 @@ def positions_by_liking(
 
 
 def write_set(entry_id: int, ensemble_size: int, write_quorum: int) -> tuple[int, ...]:
-    """Positions in the ensemble that hold this entry (docs/reference/ledger-protocol.md)."""
+    """Return the positions in the ensemble that hold this entry (docs/reference/ledger-protocol.md)."""
     return tuple((entry_id + i) % ensemble_size for i in range(write_quorum))
 
 
 def last_reachable(first: int, last: int, ensemble_size: int, write_quorum: int, usable: Collection[int]) -> int:
-    """The last entry from `first` on without one in between that none of `usable` holds; `first` - 1 if `first` is such a one."""
+    """Return the last entry such that all from `first` up to it are held by `usable`; `first` - 1 if `first` is not."""
     for entry_id in range(first, min(last, first + ensemble_size - 1) + 1):
         if not any(position in usable for position in write_set(entry_id, ensemble_size, write_quorum)):
             return entry_id - 1
@@ -67,15 +68,15 @@ def last_reachable(first: int, last: int, ensemble_size: int, write_quorum: int,
 
 
 def plan_cover(first: int, last: int, ensemble_size: int, write_quorum: int, usable: Sequence[int]) -> dict[int, int] | None:
-    """Of each residue (entry id mod E) of `first..last` the position that is to give those entries; None: some have nobody.
+    """Return the position to read from for each residue (entry id mod E) of `first..last`; None: some have none.
 
-    `usable` are the positions that may be asked, best first. As few as possible are: each is a stream of its own.
+    `usable` are the positions that may be asked, best first. As few as possible are used: each is a separate stream.
     """
     wanted = {entry_id % ensemble_size for entry_id in range(first, min(last, first + ensemble_size - 1) + 1)}
     cover: dict[int, int] = {}
     while len(cover) < len(wanted):
         held = {p: [r for r in sorted(wanted) if r not in cover and (p - r) % ensemble_size < write_quorum] for p in usable}
-        chosen = max(usable, key=lambda position: len(held[position]), default=-1)  # of equals the first, which is liked best
+        chosen = max(usable, key=lambda position: len(held[position]), default=-1)  # of equals the first, which is preferred
         if chosen < 0 or not held[chosen]:
             return None
         cover.update(dict.fromkeys(held[chosen], chosen))

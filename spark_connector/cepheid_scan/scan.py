@@ -1,14 +1,14 @@
-"""A topic's history as an Arrow stream, without Spark: for notebooks, DuckDB, Polars, pandas and scripts.
+"""Reads a topic's history as an Arrow stream, without Spark: for notebooks, DuckDB, Polars, pandas and scripts.
 
 from cepheid_scan import scan
 reader = scan("flights", service_url="pulsar://127.0.0.1:6650", start="2026-03-01", columns=["key", "value"])
 for batch in reader: ...                      # or reader.read_all(), polars.from_arrow(reader), duckdb.sql("from reader")
-with reader: reader.read_next_batch()         # where it is not read to its end: threads end, and bookies are left alone
+with reader: reader.read_next_batch()         # if it is not read to its end: threads end, and reads of bookies stop
 
     plan_scan ──► tasks ──► scan_task, `threads` of them ahead, in order ──► record batches
 
-What is read is fixed when `scan` returns; entries come when batches are asked for. In a topic the order is the topic's;
-several topics and partitions come one after the other.
+The range is fixed when `scan` returns; entries are read when batches are requested. In a topic the order is the topic's;
+several topics and partitions are read one after the other.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from cepheid_scan.scan_reader import ScanReader
     from cepheid_wire.payload_decryption import PrivateKeyOf
 
-TASK_BYTES = 32 << 20  # smaller than Spark's: a task costs nothing here, and the first rows come sooner
+TASK_BYTES = 32 << 20  # smaller than Spark's: a task costs nothing here, and the first rows arrive sooner
 
 
 def scan(
@@ -85,18 +85,18 @@ def scan(
     decryption_keys: str | PrivateKeyOf | None = None,
     counters: ScanCounters | None = None,
 ) -> ScanReader:
-    """Rows of `topic` (one name, or several) from `start` (inclusive) to `end` (exclusive), as `docs/spark.md` describes them.
+    """Return rows of `topic` (one name, or several) from `start` (inclusive) to `end` (exclusive), as described in `docs/spark.md`.
 
-    One of `service_url`, `admin_url` and `metadata` says where the cluster is; who is away is asked again for `retry_s`.
+    One of `service_url`, `admin_url` and `metadata` names the cluster; an unavailable one is retried for `retry_s`.
     `token` (text, the Path of its file, or a function that returns it, such as `cepheid.ClientCredentials`) or `password` (user
-    name, password) and the three files of TLS are shown to brokers, the files to bookies as well; without them the environment
-    counts.
-    `start` and `end` are words of `edge_words`; a time is that of publishing. `mode`: messages, entries or typed. `keys`,
-    `partitions` and the event times leave rows out (stored entries have neither keys nor event times). `counters` is filled as
-    batches are read. `storage`: credentials for ledgers in object storage, where the environment has none. `decryption_keys`: the
+    name, password) and the three files of TLS are for brokers, the files for bookies as well; without them the environment
+    is used.
+    `start` and `end` are words of `edge_words`; a time is a publish time. `mode`: messages, entries or typed. `keys`,
+    `partitions` and the event times filter rows (stored entries have neither keys nor event times). `counters` is filled as
+    batches are read. `storage`: credentials for ledgers in object storage, if the environment has none. `decryption_keys`: the
     private keys for encrypted messages, as a directory of PEM files, "package.module:function", or a function that returns the PEM
-    of the key `name`, called as `function(name, metadata)`, by several threads. Close the reader where it is not read to its end.
-    Raises BadOptionError, NoSuchTopicError, PlanUnavailableError; what the reader raises later is a ScanError too.
+    of the key `name`, called as `function(name, metadata)`, by several threads. Close the reader if it is not read to its end.
+    Raises BadOptionError, NoSuchTopicError, PlanUnavailableError; later errors of the reader are ScanErrors, too.
     """
     from cepheid_scan.plan_scan import plan_scan
 
@@ -158,7 +158,7 @@ def _open_reader(tasks: Sequence[ScanTask], spec: ScanSpec, threads: int, counte
 
 
 def default_columns(spec: ScanSpec) -> tuple[str, ...]:
-    """As Spark shows them: of typed rows the schema's, then the usual ones of messages."""
+    """Return the default columns, as in Spark: for typed rows the schema's, then the usual ones of messages."""
     from cepheid_decode.columns import DEFAULT_ENTRY_COLUMNS, DEFAULT_MESSAGE_COLUMNS, TYPED_PREFIX, schema_columns
 
     if spec.mode is ReadMode.ENTRIES:
@@ -172,7 +172,7 @@ def default_columns(spec: ScanSpec) -> tuple[str, ...]:
 
 
 def _only_topic(names: Sequence[str], partitions: frozenset[int] | None) -> str | None:
-    """Whose a position is that names no topic; None: that of several could be meant."""
+    """Return the topic of positions without a topic; None: there are several."""
     if len(names) != 1:
         return None
     if partitions is None:

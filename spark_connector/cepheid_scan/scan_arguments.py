@@ -1,6 +1,6 @@
-"""What `scan` is given, checked and in our own values: whoever calls it writes Python, numpy's numbers and mistakes included.
+"""Checks the arguments of `scan` and converts them: callers may pass numpy's numbers, and mistakes.
 
-All of them raise BadOptionError, which names the argument: no rows, or all of them, would look as if that was what there is.
+All functions raise BadOptionError, which names the argument: a silent mistake would return no rows, or all of them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cepheid_scan.edge_words import full_name
 from cepheid_security import ClientTls
 from cepheid_security.client_environment import ClientSecrets, own_secrets
 
-_WHOLE = {"read_attempts": 1, "chunk_bytes": 1, "decode_bytes": 1, "chunk_lookback": 0}  # settings, and the least of each
+_WHOLE = {"read_attempts": 1, "chunk_bytes": 1, "decode_bytes": 1, "chunk_lookback": 0}  # settings, and the minimum of each
 
 
 def plan_source(
@@ -32,35 +32,35 @@ def plan_source(
     tls: ClientTls | None = None,
     password: Any = None,
 ) -> PlanSource:
-    """Return whom to ask. Without `token` and `password` the environment counts (client_environment.py)."""
+    """Return the source of plans. Without `token` and `password` the environment is used (client_environment.py)."""
     urls = {"service_url": service_url, "admin_url": admin_url, "metadata": metadata}
     for name, url in urls.items():
         _text(name, url)
     if not any(urls.values()):
-        raise BadOptionError("nobody to ask where the history lies: give service_url (pulsar://host:6650), admin_url or metadata")
+        raise BadOptionError("no cluster is given: set service_url (pulsar://host:6650), admin_url or metadata")
     secrets = _given_secrets(token, password) or secrets_of_environment()
     return PlanSource(**urls, secrets=secrets, retry_s=_number("retry_s", retry_s, at_least=0), tls=tls)
 
 
 def _given_secrets(token: Any, password: Any) -> ClientSecrets | None:
-    """Return what the caller gives, None for nothing. Values are never shown."""
+    """Return the given secrets, None if there are none. Values are never shown."""
     if token and password is not None:
         raise BadOptionError("give token or password, not both")
     if token is not None and not (isinstance(token, str | Path) or callable(token)):
         raise BadOptionError(
-            f"token must be text, the Path of its file, or a function that returns it, and is of type {type(token).__name__}"
+            f"token must be text, the Path of its file, or a function that returns it, got type {type(token).__name__}"
         )
     if password is None:
         return ClientSecrets(token) if token else None
     if not (isinstance(password, tuple) and len(password) == 2 and all(isinstance(each, str) for each in password)):
-        raise BadOptionError(f"password must be (user, password), two texts, and is of type {type(password).__name__}")
+        raise BadOptionError(f"password must be (user, password), two texts, got type {type(password).__name__}")
     if ":" in password[0]:
-        raise BadOptionError("a user name has no colon")
+        raise BadOptionError("a user name must not contain a colon")
     return ClientSecrets(password=password)
 
 
 def secrets_of_environment() -> ClientSecrets:
-    """Return what the environment names, which may be nothing. Raises BadOptionError."""
+    """Return the secrets of the environment, which may be none. Raises BadOptionError."""
     try:
         return own_secrets()
     except CepheidError as error:
@@ -68,20 +68,20 @@ def secrets_of_environment() -> ClientSecrets:
 
 
 def tls_files(ca_file: Any, certificate_file: Any, key_file: Any) -> ClientTls | None:
-    """Return the files of TLS; None: none is given, those of the environment count. Raises BadOptionError.
+    """Return the files of TLS; None: none is given, those of the environment are used. Raises BadOptionError.
 
-    CEPHEID_TLS_CRL counts in both cases.
+    CEPHEID_TLS_CRL applies in both cases.
     """
     names = ("tls_ca_file", "tls_certificate_file", "tls_key_file")
     files = [_text(name, path) for name, path in zip(names, (ca_file, certificate_file, key_file), strict=True)]
     if (certificate_file is None) != (key_file is None):
-        raise BadOptionError("tls_certificate_file and tls_key_file belong together: give both, or none")
+        raise BadOptionError("tls_certificate_file and tls_key_file must be given together")
     crl = ClientTls.from_environment().crl if ca_file else None
     return ClientTls(files[0], files[1], files[2], crl) if any(files) else None
 
 
 def topic_names(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the full names, each once."""
+    """Return the full names without duplicates."""
     names = _texts("topics", [given] if isinstance(given, str) else given, "give one, or several")
     return tuple(dict.fromkeys(map(full_name, names)))
 
@@ -101,10 +101,10 @@ def chosen_partitions(given: Iterable[SupportsIndex]) -> frozenset[int]:
     chosen = []
     for each in _listed(given, "partitions"):
         if (number := _index(each)) is None:
-            raise BadOptionError(f"partitions are whole numbers, and {each!r} is none: give e.g. [0, 3]")
+            raise BadOptionError(f"partitions must be whole numbers such as [0, 3], got {each!r}")
         chosen.append(number)
     if not chosen or min(chosen) < 0:
-        said = f"{min(chosen)} is none" if chosen else "none is given"
+        said = f"{min(chosen)} is not one" if chosen else "none is given"
         raise BadOptionError(f"which partitions? {said}: they are numbered from 0, and without the argument all are read")
     return frozenset(chosen)
 
@@ -112,7 +112,7 @@ def chosen_partitions(given: Iterable[SupportsIndex]) -> frozenset[int]:
 def checked_settings(given: Any) -> ReadSettings:
     settings = ReadSettings() if given is None else given
     if not isinstance(settings, ReadSettings):
-        raise BadOptionError(f"settings are ReadSettings, and {settings!r} are none")
+        raise BadOptionError(f"settings must be ReadSettings, got {settings!r}")
     whole: dict[str, Any] = {
         name: whole_number(f"settings.{name}", getattr(settings, name), at_least=least) for name, least in _WHOLE.items()
     }
@@ -128,7 +128,7 @@ def checked_settings(given: Any) -> ReadSettings:
 
 
 def checked_storage(given: Any) -> StorageAccess:
-    """The value is never shown: it may be a secret."""
+    """Return the storage access. The value is never shown: it may be a secret."""
     storage = StorageAccess() if given is None else given
     if not isinstance(storage, StorageAccess):
         raise BadOptionError(f"storage is StorageAccess(access_key=…, secret_key=…, …), not a {type(storage).__name__}")
@@ -136,28 +136,28 @@ def checked_storage(given: Any) -> StorageAccess:
         if not isinstance(getattr(storage, name), str | None):
             raise BadOptionError(f"storage.{name} must be text")
     if (storage.access_key is None) != (storage.secret_key is None):
-        raise BadOptionError("storage.access_key and storage.secret_key belong together: give both, or none")
+        raise BadOptionError("storage.access_key and storage.secret_key must be given together")
     return storage
 
 
 def checked_counters(given: Any) -> ScanCounters:
     counters = ScanCounters() if given is None else given
     if not isinstance(counters, ScanCounters):
-        raise BadOptionError(f"counters are ScanCounters, and {counters!r} are none")
+        raise BadOptionError(f"counters must be ScanCounters, got {counters!r}")
     return counters
 
 
 def true_or_false(name: str, value: Any) -> bool:
     if not isinstance(value, bool) and type(value).__name__ not in ("bool", "bool_"):  # numpy's, by its two names
-        raise BadOptionError(f"{name} is {value!r}, and must be True or False", value=repr(value))
+        raise BadOptionError(f"{name} must be True or False, got {value!r}", value=repr(value))
     return bool(value)
 
 
 def whole_number(name: str, value: Any, *, at_least: int) -> int:
     if (number := _index(value)) is None:
-        raise BadOptionError(f"{name} is {value!r}, and must be a whole number", value=repr(value))
+        raise BadOptionError(f"{name} must be a whole number, got {value!r}", value=repr(value))
     if number < at_least:
-        raise BadOptionError(f"{name} is {number}, and at least {at_least}", value=number)
+        raise BadOptionError(f"{name} must be at least {at_least}, got {number}", value=number)
     return number
 
 
@@ -170,18 +170,18 @@ def one_of(kind: Any, word: Any, option: str) -> Any:
 
 def _number(name: str, value: Any, *, at_least: float) -> float:
     if not isinstance(value, Real) or isinstance(value, bool):
-        raise BadOptionError(f"{name} is {value!r}, and must be a number", value=repr(value))
+        raise BadOptionError(f"{name} must be a number, got {value!r}", value=repr(value))
     try:
         number = float(value)
     except OverflowError:
         raise BadOptionError(f"{name} is too large") from None
-    if not number >= at_least:  # nor is NaN
-        raise BadOptionError(f"{name} is {value}, and at least {at_least}", value=number)
+    if not number >= at_least:  # also refuses NaN
+        raise BadOptionError(f"{name} must be at least {at_least}, got {value}", value=number)
     return number
 
 
 def _index(value: Any) -> int | None:
-    """Of whatever is a whole number, numpy's too; None: it is none."""
+    """Return any whole number, also numpy's, as int; None: it is not one."""
     if isinstance(value, bool):
         return None
     try:
@@ -197,7 +197,7 @@ def _text(name: str, value: Any) -> str | None:
 
 
 def _texts(what: str, given: Any, advice: str) -> tuple[str, ...]:
-    """Return a list of names that is not empty. `advice`: what to do where it is."""
+    """Return a list of names that must not be empty. `advice`: what to do if it is."""
     texts = _listed(given, what)
     if not texts:
         raise BadOptionError(f"the list of {what} is empty: {advice}")

@@ -1,11 +1,11 @@
-"""A connection to where a bookie serves scans (cepheid_rpc/scan_protocol.py): its frames, as buffers for the decoder.
+"""A connection to a bookie's scan port (cepheid_rpc/scan_protocol.py): its frames, as buffers for the decoder.
 
-    Unix socket of this machine? ──no──► port ──► nonce: proof? ──► token, request ──► head, body, head, body …
+    local Unix socket? ──no──► port ──► nonce: proof? ──► token, request ──► head, body, head, body …
                                                                                                  └─ PLACE: bytes from the log itself
 
-Rule 1: every buffer is padded as the decoder wants it, which takes it as it is.
-Rule 2: an end before the last frame raises; so does a log that ends before a run does.
-Rule 3: who cannot prove that it is the bookie is told nothing, neither the token nor the request.
+Rule 1: every buffer is padded as the decoder needs it, which uses it without a copy.
+Rule 2: an end before the last frame raises, as does a log that ends before a run.
+Rule 3: a peer that cannot prove that it is the bookie gets neither the token nor the request.
 Rule 4: with TLS, bytes are received a megabyte at a time and decrypted from memory (`TlsStream`).
 """
 
@@ -42,8 +42,8 @@ from cepheid_security import ClientTls
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_MAX_FRAME_BYTES = 32 << 20  # a chunk has 8 MiB, and then the largest entry
-_PIECE_BYTES = 1 << 20  # of a log, read in one go: then `end` is looked at
+_MAX_FRAME_BYTES = 32 << 20  # a chunk has 8 MiB, plus the largest entry
+_PIECE_BYTES = 1 << 20  # of a log, read at once; then `end` is checked
 _LAST_OFFSET = (1 << 63) - 1
 _NO_LOG = -1
 _READ = b"\1"
@@ -112,7 +112,10 @@ class TlsStream:
 
 
 class ScanConnection:
-    """Raises OSError from everything, MalformedGroupError for frames that make no sense. `end` may be called from any thread."""
+    """A connection.
+
+    Every method raises OSError, and MalformedGroupError for malformed frames. `end` may be called from any thread.
+    """
 
     def __init__(self, connection: socket.socket | TlsStream) -> None:
         self._socket = connection
@@ -128,21 +131,21 @@ class ScanConnection:
         self._take_log(_NO_LOG)
 
     def end(self) -> None:
-        """Whoever waits for it goes on, but for a disk that does not answer."""
+        """End all waits, except for a disk that does not answer."""
         self._is_ended = True
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def ask(self, token: bytes, request: bytes) -> bool:
-        """False: it is not the bookie, or says nothing soon enough. Then it was not asked."""
+        """Send the request. Return False, without sending it, if the peer is not the bookie or does not answer soon enough."""
         if not self.is_bookie(token):
             return False
         self._socket.sendall(token + REQUEST_LENGTH.pack(len(request)) + request)
-        self._socket.settimeout(None)  # whoever waits for chunks has a limit
+        self._socket.settimeout(None)  # the waiting caller has its own limit
         return True
 
     def is_bookie(self, token: bytes) -> bool:
-        """Whether who listens knows the token, which it is not told before."""
+        """Return whether the peer knows the token, which is not sent before."""
         nonce, proof = os.urandom(SCAN_NONCE_BYTES), bytearray(SCAN_PROOF_BYTES)
         self._socket.settimeout(CONNECT_TIMEOUT_S)
         self._socket.sendall(nonce)
@@ -150,7 +153,7 @@ class ScanConnection:
         return hmac.compare_digest(proof, scan_proof(token, nonce))
 
     def head(self) -> tuple[int, int, int, int]:
-        """Of the next frame: kind, bytes of its body, first and last entry id."""
+        """Return the head of the next frame: kind, bytes of its body, first and last entry id."""
         data = b""
         while len(data) < FRAME_HEAD.size:
             left = FRAME_HEAD.size - len(data)
@@ -159,7 +162,7 @@ class ScanConnection:
                 for descriptor in descriptors:
                     self._take_log(descriptor)
                 if flags & socket.MSG_CTRUNC:
-                    raise OSError(errno.EMFILE, "this process may open no more files, and so not the entry log (ulimit -n)")
+                    raise OSError(errno.EMFILE, "this process cannot open more files, so not the entry log (ulimit -n)")
             else:
                 more = self._socket.recv(left, socket.MSG_WAITALL)
             if not more:
@@ -169,7 +172,7 @@ class ScanConnection:
         return kind, size_bytes, first, last
 
     def body(self, kind: int, size_bytes: int) -> memoryview:
-        """What the frame stands for: of a place, the blocks that lie there."""
+        """Return the content of the frame; for a place, the blocks at that location."""
         if kind != FrameKind.PLACE:
             body = _buffer(size_bytes)
             self._receive_into(body)
@@ -183,7 +186,7 @@ class ScanConnection:
         if offset > _LAST_OFFSET - size_bytes:
             raise MalformedGroupError(f"a place at {offset}")
         self._read_log(blocks, offset)
-        with suppress(OSError):  # who is gone may have told all there is
+        with suppress(OSError):  # a closed peer may have sent everything already
             self._socket.sendall(_READ)
         return blocks
 
@@ -196,7 +199,7 @@ class ScanConnection:
 
     def _read_log(self, view: memoryview, offset: int) -> None:
         if self._log == _NO_LOG:
-            raise MalformedGroupError("a place in no log")
+            raise MalformedGroupError("a place without a log")
         while view:
             if self._is_ended:
                 raise _ended()
@@ -212,7 +215,7 @@ class ScanConnection:
 
 
 def dial_on_machine(door: ScanDoor) -> ScanConnection | None:
-    """None: the bookie is elsewhere, or has no such socket."""
+    """Return a connection; None: the bookie is on another machine, or has no such socket."""
     if not _ON_MACHINE:
         return None
     connection = socket.socket(socket.AF_UNIX)
@@ -226,7 +229,10 @@ def dial_on_machine(door: ScanDoor) -> ScanConnection | None:
 
 
 def dial_port(door: ScanDoor, tls: ClientTls | None = None) -> ScanConnection | None:
-    """None: it cannot be reached, or is not the bookie by its certificate. Raises SecurityConfigurationError."""
+    """Return a connection; None: it cannot be reached, or its certificate is not the bookie's.
+
+    Raises SecurityConfigurationError.
+    """
     try:
         connection = socket.create_connection((door.host, door.port), timeout=CONNECT_TIMEOUT_S)
     except OSError:
@@ -242,7 +248,7 @@ def dial_port(door: ScanDoor, tls: ClientTls | None = None) -> ScanConnection | 
 
 
 def is_served(connection: ScanConnection | None, door: ScanDoor) -> bool:
-    """Whether the bookie answers there. Closes the connection."""
+    """Return whether the bookie answers there. Closes the connection if not."""
     if connection is None:
         return False
     with connection:
@@ -254,7 +260,7 @@ def is_served(connection: ScanConnection | None, door: ScanDoor) -> bool:
 
 def _buffer(size_bytes: int) -> memoryview:
     if size_bytes > _MAX_FRAME_BYTES:
-        raise MalformedGroupError(f"a frame of {size_bytes} bytes, {_MAX_FRAME_BYTES} are taken")
+        raise MalformedGroupError(f"a frame of {size_bytes} bytes, the limit is {_MAX_FRAME_BYTES}")
     buffer = np.empty(size_bytes + PADDING_BYTES, np.uint8)
     buffer[size_bytes:] = 0
     return memoryview(buffer.data)[:size_bytes]

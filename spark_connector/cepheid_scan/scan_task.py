@@ -1,14 +1,14 @@
-"""One task of a scan, from its pieces to rows in Arrow: what a Spark task, `scan()` and the command line run.
+"""One task of a scan, from its pieces to rows in Arrow. Spark tasks, `scan()` and the command line run it.
 
     pieces ──► LedgerSource ──► groups, `decode_bytes` at a time ──► decoder ──► RecordBatches
-       │           ▲ a thread reads on meanwhile                                    ▲
-       └─ object in object storage ──► ObjectRows, where its columns say all ───────┘
+       │           ▲ a thread reads ahead                                    ▲
+       └─ object in object storage ──► ObjectRows, if its columns suffice ───────┘
 
 Rule 1: order is that of the pieces, and within them of the entries; every row once.
-Rule 2: memory is bounded by what is read ahead, what is collected, or instead the decoder's copy of it, and its rows: each of about
-`decode_bytes`. What was collected goes when it is copied, and rows when the next are asked for.
-Rule 3: one log line, at the end, however it ends; and a warning if the rows are not all there is, whose text says all: where no
-logging is set up, as in Spark's workers, nothing else of it is shown.
+Rule 2: memory is bounded by read-ahead, collected groups (or the decoder's copy of them), and rows: each of about
+`decode_bytes`. Collected groups are freed when copied, and rows when the next ones are requested.
+Rule 3: one log line at the end, however it ends; and a warning if rows are missing, whose text is complete: where no
+logging is set up, as in Spark's workers, only the text is shown.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class Decoder(Protocol):
-    """Groups of a piece, in order, to rows. Of the groups it keeps none while it gives out rows. `finish` at the piece's end."""
+    """Decodes groups of a piece, in order, to rows. It keeps no groups while it yields rows. `finish` at the piece's end."""
 
     def decode(self, piece: Piece, groups: Iterable[EntryGroup]) -> Iterator[pa.RecordBatch]: ...
 
@@ -52,8 +52,9 @@ class Decoder(Protocol):
 def scan_task(
     task: ScanTask, spec: ScanSpec, counters: ScanCounters | None = None, stop: StopSignal | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Batches of exactly `spec`'s columns. Raises EntriesUnreadableError, DataLossError, BadRecordError, and StoppedError where
-    another thread sets `stop`."""
+    """Yield batches with exactly `spec`'s columns. Raises EntriesUnreadableError, DataLossError, BadRecordError; StoppedError if
+    another thread sets `stop`.
+    """
     counters = counters if counters is not None else ScanCounters()
     decryptor = open_decryptor(spec.decryption_keys)
     bookies = dict(task.bookies)
@@ -79,7 +80,7 @@ def scan_task(
 
 
 class PieceReader:
-    """Rows of one piece. `_left`: what of it was not given out yet; None: nothing."""
+    """Yields the rows of one piece. `_left`: the part that was not yielded yet; None: nothing."""
 
     def __init__(self, piece: Piece, source: LedgerSource, decoder: Decoder, spec: ScanSpec, counters: ScanCounters) -> None:
         self._piece = piece
@@ -96,7 +97,7 @@ class PieceReader:
             try:
                 yield from self._from_object()
             except SegmentUnusableError as error:
-                yield from self._finished()  # what is read again must not look like a repetition
+                yield from self._finished()  # data that is read again must not look like a repetition
                 if (left := self._left) is None:
                     return
                 try:
@@ -109,15 +110,15 @@ class PieceReader:
         yield from self._finished()
 
     def _from_object(self) -> Iterator[pa.RecordBatch]:
-        """From the columns of the piece's object, and by decoding its entries where these do not have all that is asked for."""
+        """Yield rows from the columns of the piece's object, or by decoding its entries if the columns do not suffice."""
         from cepheid_scan.object_rows import ObjectRows, plan_steps
 
         segment = self._source.segment(self._piece)
         rows = ObjectRows(self._spec, self._piece, segment, self._counters, _typed_rows(self._decoder, self._spec))
         for step in plan_steps(self._piece, segment, self._spec.row_filter):
             if step.group is None:
-                # From here on the step is read by another source, which changes copies by itself. It is decoded as a part of
-                # the whole piece: chunks of a message may lie in several steps, and between them row groups read as columns.
+                # From here on the step is read by another source, which changes copies by itself. It is decoded as part of the
+                # whole piece: chunks of a message may be in several steps, with row groups read as columns between them.
                 yield from self._decoded(step.piece)
             else:
                 for batch, entry_id, batch_index in _timed(rows.read(step), self._counters):
@@ -129,13 +130,13 @@ class PieceReader:
             self._given_out(step.piece.last_entry_id)
 
     def _given_out(self, entry_id: int, batch_index: int = -1) -> None:
-        """Through this message. `batch_index` -1: through the whole entry."""
+        """Note that rows were yielded through this message. `batch_index` -1: through the whole entry."""
         first, index = (entry_id + 1, 0) if batch_index < 0 else (entry_id, batch_index + 1)
         is_over = first > self._piece.last_entry_id
         self._left = None if is_over else replace(self._piece, first_entry_id=first, first_batch_index=index)
 
     def _decoded(self, part: Piece) -> Iterator[pa.RecordBatch]:
-        """Rows of the entries of `part`, which is the next one of the piece to decode."""
+        """Yield rows of the entries of `part`, which is the next part of the piece to decode."""
         entry_id = part.first_entry_id
         try:
             for groups in collected(self._source.read(part), self._spec.settings.decode_bytes):
@@ -148,7 +149,7 @@ class PieceReader:
         return _timed(self._decoder.finish(self._piece), self._counters)
 
     def _note_loss(self, piece: Piece, entry_id: int, loss: DataLossError) -> None:
-        """Raises the loss, unless the reader accepts it."""
+        """Raise the loss, unless the reader accepts it."""
         if self._spec.fail_on_data_loss:
             raise loss
         lost = piece.last_entry_id - entry_id + 1
@@ -167,7 +168,10 @@ def _typed_rows(decoder: Decoder, spec: ScanSpec) -> TypedRows | None:
 
 
 def collected(groups: Iterable[EntryGroup], limit_bytes: int) -> Iterator[list[EntryGroup]]:
-    """Lists of groups, soft by one group: what is decoded at once. What came before a failure is given out before it is raised."""
+    """Yield lists of groups to decode at once, soft by one group.
+
+    Groups received before a failure are yielded before it is raised.
+    """
     some: list[EntryGroup] = []
     size_bytes = 0
     try:
@@ -186,28 +190,28 @@ def collected(groups: Iterable[EntryGroup], limit_bytes: int) -> Iterator[list[E
 
 
 def _emptied(groups: list[EntryGroup]) -> Iterator[EntryGroup]:
-    """All of them, each without leaving it in the list: the copy that the decoder makes is enough."""
+    """Yield all groups, removing each from the list: the decoder's copy is enough."""
     groups.reverse()
     while groups:
         yield groups.pop()
 
 
 class LookBack:
-    """The entries right before a piece, for messages in chunks that began there."""
+    """Reads the entries right before a piece, for chunked messages that began there."""
 
     def __init__(self, source: EntrySource | LedgerSource) -> None:
         self._source = source
 
     def __call__(self, piece: Piece, count: int) -> Iterator[EntryGroup]:
-        """Up to `count` of them, oldest first; of ledgers before where this one has fewer. None from where one is gone."""
+        """Yield up to `count` of them, oldest first; from earlier ledgers if this one has fewer. Stops at a deleted one."""
         for part in self.parts(piece, count):
             try:
                 yield from self._source.read(part)
-            except DataLossError as loss:  # nobody asked for its rows: what is lost is a message that began there
+            except DataLossError as loss:  # its rows were not requested: only a message that began there is lost
                 log.warning("scan.earlier_chunks_gone: %s", loss.args[0], extra={"topic": piece.topic})
 
     def parts(self, piece: Piece, count: int) -> Iterator[Piece]:
-        """Where they lie, as far as the piece says."""
+        """Yield the parts where they are, as far as the piece knows."""
         known_from = piece.fragments[0].first_entry_id if piece.fragments else 0
         first = max(piece.first_entry_id - count, known_from)
         if known_from == 0:
@@ -217,7 +221,7 @@ class LookBack:
 
 
 def _last_entries(tails: Sequence[Piece], count: int) -> list[Piece]:
-    """Of consecutive ledgers' tails, the oldest first, the last `count` entries."""
+    """Return the last `count` entries of consecutive ledgers' tails, the oldest first."""
     wanted: list[Piece] = []
     for tail in reversed(tails):
         if count <= 0:
@@ -229,7 +233,7 @@ def _last_entries(tails: Sequence[Piece], count: int) -> list[Piece]:
 
 
 def _timed(batches: Iterator[T], counters: ScanCounters) -> Iterator[T]:
-    """Counts the time in the decoder, not that of whoever takes the batches."""
+    """Count the time in the decoder, not that of the caller that takes the batches."""
     while True:
         began = time.monotonic()
         batch = next(batches, None)
@@ -237,7 +241,7 @@ def _timed(batches: Iterator[T], counters: ScanCounters) -> Iterator[T]:
         if batch is None:
             return
         yield batch
-        del batch  # rather than to keep it while the next one is made
+        del batch  # so that it is not kept while the next one is built
 
 
 def _decoder(
@@ -260,7 +264,7 @@ def _decoder(
 
 
 def _replanner(plan_source: PlanSource | None, bookies: dict[str, str]) -> Replan | None:
-    """Adds to `bookies` the addresses of those that came up since the plan."""
+    """Return a function that also adds the addresses of bookies that started since the plan to `bookies`."""
     if plan_source is None:
         return None
 

@@ -1,17 +1,17 @@
-"""Ranges of topics cut into tasks by bytes: a pure function, so that whoever asks again gets the same tasks.
+"""Cuts ranges of topics into tasks by bytes: a pure function, so that a repeated call returns the same tasks.
 
     topic A   |──ledger 7──|─9─|────────12────────|           ranges, ledger by ledger
-                  task 0   |  task 1   |  task 2  | task 3    filled one after the other up to the target, over borders of
+                  task 0   |  task 1   |  task 2  | task 3    filled one after the other up to the target, across
     topic B   |3|4|                                 task 3    ledgers, topics and partitions
 
 Rules
 1. Every entry of a range is in exactly one piece; pieces and tasks are in the order of the ranges, and of the topic.
-2. A ledger's entries count as equally large. What is left of a ledger is not split off when it is below `_SLIVER` of a task.
+2. A ledger's entries count as equally large. The rest of a ledger is not split off if it is below `_SLIVER` of a task.
 3. A task is below `MAX_TASK_BYTES` pickled, whatever its size in entries: Spark sends it with every attempt.
-4. With `entries_per_task` nothing but the ranges and recorded ends decides, not where the entries lie by now: a stream that cuts
-   a range again, much later, gets the tasks that it had. So a task has at most `MAX_STREAM_PIECES` pieces instead of rule 3.
-5. There are at most `max_tasks`. Where more would be, those of a stream are made larger, by rule 4 each time alike, since its cut
-   is in the checkpoint, and an error would come back with every restart; so are those that `min_tasks` made small. Else it is an
+4. With `entries_per_task` only the ranges and recorded ends decide, not the current location of the entries: a stream that cuts
+   a range again much later gets the same tasks. So a task has at most `MAX_STREAM_PIECES` pieces instead of rule 3.
+5. There are at most `max_tasks`. If there would be more, those of a stream are enlarged, by rule 4 always alike, since its cut
+   is in the checkpoint, and an error would recur at every restart; so are those made small by `min_tasks`. Otherwise it is an
    error.
 """
 
@@ -27,21 +27,21 @@ from cepheid_decode.positions import MessagePosition
 
 MAX_TASK_BYTES = 4096
 BEFORE_ENTRIES = 1000
-"""Before each piece, for messages in chunks that began there, where `ReadSettings.chunk_lookback` does not say otherwise."""
+"""Entries read before each piece, for chunked messages that began there, unless `ReadSettings.chunk_lookback` overrides it."""
 
 MAX_STREAM_PIECES = 12
 MAX_TASKS = 50_000
 
-_ROOM_BYTES = MAX_TASK_BYTES - 500  # for what pickle itself takes
-_PIECE_BYTES, _FRAGMENT_BYTES, _REFERENCE_BYTES, _STRING_BYTES = 60, 25, 5, 12  # about, of one pickled each
-_BEFORE_BYTES = 800  # of ledgers before, pickled: eight, and of fragments before: twenty; the oldest of more are not looked back at
+_ROOM_BYTES = MAX_TASK_BYTES - 500  # the rest is for pickle itself
+_PIECE_BYTES, _FRAGMENT_BYTES, _REFERENCE_BYTES, _STRING_BYTES = 60, 25, 5, 12  # approximate pickled size of each
+_BEFORE_BYTES = 800  # of ledgers (eight) and fragments (twenty) before, pickled; of more the oldest are not looked back at
 _SLIVER = 1 / 4
 _GROWTH = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class TopicRange:
-    """Messages from `first` (inclusive) to `end` (exclusive)."""
+    """Messages of a topic from `first` (inclusive) to `end` (exclusive)."""
 
     history: TopicHistory
     first: MessagePosition
@@ -58,8 +58,10 @@ def cut_ranges(
     max_tasks: int = MAX_TASKS,
     look_back: int = BEFORE_ENTRIES,
 ) -> list[ScanTask]:
-    """`entries_per_task`: by topic with partition; then `target_bytes` and `min_tasks` decide nothing. `look_back`: of how many
-    entries before its own a task is told where they lie. Raises BadOptionError."""
+    """Return the tasks. `entries_per_task`: by topic with partition; `target_bytes` and `min_tasks` are then ignored.
+
+    `look_back`: number of entries before its own whose location a task gets. Raises BadOptionError.
+    """
     runs = [run for each in ranges for run in _runs(each, look_back)]
     total_bytes = sum(run.size_bytes for run in runs)
     least, most_growth = 0.0, math.inf
@@ -96,7 +98,7 @@ def _too_many(total_bytes: int, tasks: int, max_tasks: int) -> BadOptionError:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """What a range has of one ledger."""
+    """The part of a range in one ledger."""
 
     history: TopicHistory
     ledger: LedgerHistory
@@ -104,7 +106,7 @@ class _Run:
     last: int  # inclusive
     first_batch_index: int
     end_batch_index: int
-    before: tuple[Piece, ...]  # tails of the ledgers before, the oldest first
+    before: tuple[Piece, ...]  # tails of earlier ledgers, the oldest first
     look_back: int
 
     @property
@@ -113,7 +115,7 @@ class _Run:
 
     @property
     def entry_bytes(self) -> float:
-        """On average; at least 1, for the open ledger of an older server, which does not tell its size."""
+        """The average size; at least 1, for the open ledger of an older server, which does not report its size."""
         return max(1.0, self.ledger.size_bytes / (self.ledger.last_entry_id + 1))
 
     @property
@@ -159,7 +161,7 @@ def _runs(wanted: TopicRange, look_back: int) -> Iterator[_Run]:
 
 
 def _reaching(tails: tuple[Piece, ...], entries: int) -> tuple[Piece, ...]:
-    """As many of them, from the last one on back, as so many entries need."""
+    """Return as many of the last tails as contain this many entries."""
     start = len(tails)
     while start and entries > 0:
         start -= 1
@@ -168,7 +170,7 @@ def _reaching(tails: tuple[Piece, ...], entries: int) -> tuple[Piece, ...]:
 
 
 def _bounded(tails: tuple[Piece, ...]) -> tuple[Piece, ...]:
-    """Without the oldest that a task has no room for. The last one stays in any case."""
+    """Return the tails without the oldest for which a task has no room. The last one always stays."""
     sizes = [_piece_bytes(tail) - len(tail.object_url) for tail in tails]  # as many, wherever they are
     start = 0
     while start < len(tails) - 1 and sum(sizes[start:]) > _BEFORE_BYTES:
@@ -184,7 +186,7 @@ def _tail(history: TopicHistory, ledger: LedgerHistory, entries: int) -> Piece:
 
 
 def piece_of(history: TopicHistory, ledger: LedgerHistory, first: int, last: int, fragments: tuple[Fragment, ...]) -> Piece:
-    """Return entries `first..last` of a ledger, of which `fragments` say on which bookies they are."""
+    """Return entries `first..last` of a ledger; `fragments` name their bookies."""
     return Piece(
         history.topic,
         history.partition,
@@ -200,7 +202,7 @@ def piece_of(history: TopicHistory, ledger: LedgerHistory, first: int, last: int
 
 
 def _from_near(fragments: tuple[Fragment, ...], entry_id: int) -> tuple[Fragment, ...]:
-    """Without the oldest before that of `entry_id` that a task has no room for."""
+    """Return the fragments without the oldest before that of `entry_id` for which a task has no room."""
     start = max(0, sum(fragment.first_entry_id <= entry_id for fragment in fragments) - 1)
     size_bytes = 0
     while start > 0 and (size_bytes := size_bytes + _fragment_bytes(fragments[start - 1])) <= _BEFORE_BYTES:
@@ -209,7 +211,7 @@ def _from_near(fragments: tuple[Fragment, ...], entry_id: int) -> tuple[Fragment
 
 
 def fragments_of(ledger: LedgerHistory, first: int, last: int) -> tuple[Fragment, ...]:
-    """Those that hold any of `first..last`; none of a ledger that is only an object."""
+    """Return the fragments with any of `first..last`; none for a ledger that is only an object."""
     if not ledger.fragments:
         return ()
     ends = [fragment.first_entry_id for fragment in ledger.fragments[1:]] + [last + 1]
@@ -219,10 +221,10 @@ def fragments_of(ledger: LedgerHistory, first: int, last: int) -> tuple[Fragment
 
 
 class _Packer:
-    """Fills one task after the other."""
+    """Fills one task after another."""
 
     def __init__(self, plan: HistoryPlan, max_pieces: int | None) -> None:
-        """`max_pieces` of a task; None: as many as rule 3 lets it have."""
+        """`max_pieces`: limit per task; None: as many as rule 3 allows."""
         self._plan = plan
         self._max_pieces = max_pieces
         self.tasks: list[ScanTask] = []
@@ -235,7 +237,7 @@ class _Packer:
         self._pickled = _Pickled(self._plan)
 
     def take(self, run: _Run, share: float) -> None:
-        """`share`: how many entries of this run fill a task."""
+        """Add a run. `share`: number of this run's entries that fill a task."""
         first = run.first
         while first <= run.last:
             left = run.last - first + 1
@@ -258,7 +260,7 @@ class _Packer:
                 self._end_task()
 
     def _shortened(self, run: _Run, first: int, last: int) -> Piece | None:
-        """As much of it as a pickled task has room for; None: nothing, in a task that has pieces already."""
+        """Return as much of it as a pickled task has room for; None: nothing, in a task that already has pieces."""
         piece = run.piece(first, last)
         if self._max_pieces is not None:
             return piece if len(self._pieces) < self._max_pieces else None  # rule 4
@@ -289,7 +291,7 @@ class _Packer:
 
 
 class _Pickled:
-    """About how large a task is, pickled: strings, and tails of ledgers before, count once; later mentions are references."""
+    """Approximate pickled size of a task: strings and tails of earlier ledgers count once; later mentions are references."""
 
     def __init__(self, plan: HistoryPlan) -> None:
         self._plan = plan
@@ -327,7 +329,7 @@ class _Pickled:
         return tuple((bookie, self._plan.racks[bookie]) for bookie in self._bookies if bookie in self._plan.racks)
 
     def ticket(self) -> bytes:
-        """Tickets of several topics, apart by a space: each of them is text without one."""
+        """The tickets of several topics, separated by a space, which they do not contain."""
         return b" ".join(self._tickets) or self._plan.ticket
 
 

@@ -1,10 +1,10 @@
-"""How a reader that is closed ends what its threads wait for.
+"""The signal with which a closed reader ends the waits of its threads.
 
     ScanReader.close ──► StopSignal.set ──┬─► pauses are over
-                                          ├─► reads of bookies are closed, whatever they wait for
-                                          └─► who asks gets StoppedError
+                                          ├─► reads of bookies are closed
+                                          └─► `check` and `pause` raise StoppedError
 
-Rule: to be stopped is an error, never an end: whoever still reads must not take it for the end of the rows.
+Rule: being stopped is an error, never an end: it must not look like the end of the rows.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from contextlib import contextmanager
 
 
 class StoppedError(Exception):
-    """Nobody wants the rows any more."""
+    """The rows are no longer wanted."""
 
     def __init__(self) -> None:
         super().__init__("stopped by the reader")
 
 
 class StopSignal:
-    """Of one reader and all of its threads; set once, and then for good."""
+    """The signal of one reader and all of its threads; set once, for good."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -30,7 +30,7 @@ class StopSignal:
         self._ends: list[Callable[[], object]] = []
 
     def set(self) -> None:
-        """From any thread. Not from a signal handler in the midst of what it ends: that thread may hold the locks of it."""
+        """Set the signal, from any thread, but not from a signal handler that interrupts what it ends, which may hold the locks."""
         with self._changed:
             self._is_set = True
             self._changed.notify_all()
@@ -42,19 +42,19 @@ class StopSignal:
         return self._is_set
 
     def check(self) -> None:
-        """Raises StoppedError when it is set."""
+        """Raise StoppedError if it is set."""
         if self._is_set:
             raise StoppedError
 
     def pause(self, duration_s: float) -> None:
-        """Raises StoppedError, as soon as it is set."""
+        """Wait; raises StoppedError as soon as it is set."""
         with self._changed:
             self._changed.wait_for(self.is_set, duration_s)
         self.check()
 
     @contextmanager
     def ending(self, end: Callable[[], object]) -> Iterator[None]:
-        """Meanwhile `set` calls `end`, which any thread may do, and twice. Raises StoppedError when it is set already."""
+        """Have `set` call `end` inside the block, from any thread, perhaps twice. Raises StoppedError if it is set already."""
         with self._changed:
             self.check()
             self._ends.append(end)

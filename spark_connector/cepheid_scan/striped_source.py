@@ -1,12 +1,12 @@
-"""Entries `first..last` of one fragment from the bookies that a cover names: one stream each, merged by entry id.
+"""Reads entries `first..last` of one fragment from the bookies of a cover: one stream each, merged by entry id.
 
     E = 4, Qw = 2      entry       0    1    2    3    4    5
-    cover              b           0    1              4    5        every id is at one of them, and as few are asked as can be
+    cover              b           0    1              4    5        together they have every id; as few are asked as possible
                        d                     2    3
     E = Qw             c           0    1    2    3    4    5        the same with one stream
 
-Rule 1: what is given out is a run without a gap; it ends before the first entry that its stream does not give, with that `failure`.
-Rule 2: a stream is pulled only when its entries are due, so the others wait with what their read-ahead holds, and no more.
+Rule 1: the result is a run without a gap; it ends before the first entry that its stream does not return, with that `failure`.
+Rule 2: a stream is pulled only when its entries are due, so the others hold only their read-ahead.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class ReplicaFailure:
-    """Why one bookie did not give one entry. `status` is its own word, for entries up to `until`; None: no answer came."""
+    """Why one bookie did not return one entry. `status` is its own answer, for entries up to `until`; None: there was none."""
 
     position: int
     bookie: str
@@ -43,12 +43,12 @@ class ReplicaFailure:
 
     @property
     def may_pass(self) -> bool:
-        """The same question may be answered otherwise in a while."""
+        """Whether the same request may be answered differently later."""
         return not self.for_good and (self.status is None or self.status.retriable)
 
 
 class MergedReads:
-    """A context manager: its end closes the streams. `cover`: by entry id mod E, the position that gives those entries."""
+    """Context manager of merged streams, which it closes at the end. `cover`: by entry id mod E, the position for those entries."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class MergedReads:
             lane.read.close()
 
     def groups(self) -> Iterator[EntryGroup]:
-        """Ends at the range's end, or with `failure` set."""
+        """Yield groups up to the range's end, or until `failure` is set."""
         entry_id, last = self._request.first_entry_id, self._request.last_entry_id
         while entry_id <= last:
             lane = self._lanes[self._cover[entry_id % self._size]]
@@ -115,7 +115,7 @@ class _NotGivenError(Exception):
 
 
 class _Lane:
-    """What one stream has given and nobody has taken. `until`: of ids from there on it has said nothing yet."""
+    """Groups of one stream that were not taken. `until`: nothing is known yet of ids from there on."""
 
     def __init__(self, position: int, read: BookieRead, first: int, counters: ScanCounters, timeout_s: float) -> None:
         self.position = position
@@ -128,7 +128,7 @@ class _Lane:
         self._retry_after_s = 0.0
 
     def take(self, entry_id: int) -> EntryGroup:
-        """The group with this entry; ids asked for rise. Raises _NotGivenError."""
+        """Return the group with this entry; requested ids rise. Raises _NotGivenError."""
         groups = self._groups
         while True:
             while groups and groups[0].last_entry_id < entry_id:
@@ -146,7 +146,7 @@ class _Lane:
         began = time.monotonic()
         try:
             found = self.read.next_chunk(self._timeout_s)
-        except (BookieUnavailableError, MalformedGroupError) as error:  # the second: of the way, or of a newer bookie
+        except (BookieUnavailableError, MalformedGroupError) as error:  # the second: damaged in transit, or of a newer bookie
             raise self._not_given(entry_id, error.args[0]) from error
         finally:
             self._counters.wait_s += time.monotonic() - began

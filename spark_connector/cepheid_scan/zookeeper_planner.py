@@ -1,9 +1,9 @@
-"""Plans from ZooKeeper itself, for whoever may reach it: the same records as brokers have, and no topic is opened for it.
+"""Plans from ZooKeeper itself, for readers with access to it: from the same records as brokers, without opening topics.
 
     chains, ledgers, registrations ──a group of reads together──► typed records ──► histories
     open ledger ──► LAC of all bookies of its last fragment ──► its end
 
-A topic that lost its broker ends at the last LAC that a bookie knows; what lies behind it appears when the next owner recovers it.
+A topic that lost its broker ends at the last LAC known to a bookie; later entries appear when the next owner recovers it.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from cepheid_security import ClientTls
 from cepheid_security.read_tickets import LAST_ENTRY, ReadTicket, TicketKey, sign_ticket, signing_key
 from cepheid_wire import PERSISTENT, NamespaceName, TopicName
 
-_ATTEMPTS = 3  # of a chain that is trimmed while it is read
+_ATTEMPTS = 3  # to read a chain that is being trimmed
 _LAC_TIMEOUT_S = 5.0
 _PAUSE_S = 0.5
 TICKET_ROLE = "zookeeper-reader"
 _TICKET_LIFE_MS = 3_600_000
 _IDS_PER_PARENT, _MOST_ID_PARENTS = 10_000, 20  # keys of ledgers end with four digits
-_VERSION_BYTES = 8  # of a schema, as entries carry it
+_VERSION_BYTES = 8  # of a schema version, as in entries
 
 
 class ZooKeeperPlanner:
@@ -59,19 +59,21 @@ class ZooKeeperPlanner:
         self._closed_ledgers: dict[int, LedgerMetadata] = {}
         if self._reads.values([keys.CLUSTER_KEY]) == [None]:
             self.close()  # every topic would look as if it did not exist
-            raise BadOptionError(f"{self._reads} holds no cluster: does its address end with the cluster's root, zk://…/root?")
+            raise BadOptionError(
+                f"{self._reads} does not contain a cluster: does its address end with the cluster's root, zk://…/root?"
+            )
 
     def close(self) -> None:
         self._lac_calls.close()
         self._reads.close()
 
-    # Which topics
+    # Topics
 
     def topics(self, selection: TopicSelection) -> list[str]:
         return selected(selection, self._partitions, self._listed)
 
     def _partitions(self, names: Sequence[TopicName]) -> dict[str, int]:
-        """A partition is one of its topic's, or was made by its own name."""
+        """Return the numbers of partitions. A partition belongs to its topic, or was created by its own name."""
         own = self._reads.records([keys.topic_key(name) for name in names], TopicRecord)
         base = self._reads.records([keys.topic_key(name.base) for name in names], TopicRecord)
         found: dict[str, int] = {}
@@ -87,10 +89,10 @@ class ZooKeeperPlanner:
         buckets = [f"{parent}/{bucket}" for bucket in self._reads.children([parent])[0]]
         below = self._reads.children(buckets)
         names = [TopicName(PERSISTENT, namespace, keys.decode_name(name)) for bucket in below for name in bucket]
-        plain = [name for name in names if not name.local_name.startswith("__")]  # what clients keep for themselves
+        plain = [name for name in names if not name.local_name.startswith("__")]  # reserved by clients for themselves
         return self._partitions(plain)
 
-    # Where they lie
+    # Locations
 
     def plan(self, topics: Sequence[str], *, schemas: bool = False) -> HistoryPlan:
         names = [parse_topic(topic) for topic in topics]
@@ -107,12 +109,12 @@ class ZooKeeperPlanner:
             raise PlanUnavailableError(f"the chains of {len(names)} topics changed {_ATTEMPTS} times while they were read")
         versions = {str(base): self._schemas(base) for base in dict.fromkeys(name.base for name in names)} if schemas else {}
         complete = self._with_ends(self._with_tickets(histories), ledgers)
-        registered = self._bookies()  # last: some may have come back while ends were asked for
+        registered = self._bookies()  # last: some may have restarted while ends were requested
         racks = {one.bookie_id: one.rack for one in registered if one.rack is not None}
         return HistoryPlan(complete, _addresses(registered, self._has_certificate), schemas=versions, racks=racks)
 
     def _with_tickets(self, histories: Sequence[TopicHistory]) -> list[TopicHistory]:
-        """With tickets signed here: a reader that may read all metadata has the key, too. As they are without a key."""
+        """Return the histories with tickets signed here: a reader with access to metadata has the key. Unchanged without a key."""
         (record,) = self._reads.records([keys.TICKET_KEYS_KEY], TicketKeys)
         if record is None:
             return list(histories)
@@ -128,7 +130,7 @@ class ZooKeeperPlanner:
         return [replace(history, ledgers=tuple(map(with_ticket, history.ledgers))) for history in histories]
 
     def _chains(self, names: Sequence[TopicName]) -> list[Chain | None] | None:
-        """With the ledgers of their pages; None: one of them was changed while it was read."""
+        """Return the chains with the ledgers of their pages; None: one of them changed while it was read."""
         chain_keys = [keys.chain_key(name) for name in names]
         records = self._reads.records(chain_keys, Chain)
         named = [[] if record is None else page_keys(record, key) for key, record in zip(chain_keys, records, strict=True)]
@@ -147,14 +149,14 @@ class ZooKeeperPlanner:
         return chains
 
     def _ledgers(self, recorded: Sequence[ChainLedger]) -> dict[int, LedgerMetadata] | None:
-        """By id; None: one of them went since the chain was read."""
+        """Return ledgers by id; None: one of them was deleted after the chain was read."""
         wanted = [ledger.ledger_id for ledger in recorded if ledger.ledger_id not in self._closed_ledgers]
         found = self._reads.records([keys.ledger_key(ledger_id) for ledger_id in wanted], LedgerMetadata)
         fresh = {ledger_id: ledger for ledger_id, ledger in zip(wanted, found, strict=True) if ledger is not None}
         ledgers = {
             ledger.ledger_id: fresh.get(ledger.ledger_id) or self._closed_ledgers.get(ledger.ledger_id) for ledger in recorded
         }
-        # What has left the chains is forgotten; what is open changes.
+        # Ledgers that left the chains are forgotten; open ones change.
         self._closed_ledgers = {
             ledger_id: ledger for ledger_id, ledger in ledgers.items() if ledger is not None and ledger.is_closed
         }
@@ -162,7 +164,7 @@ class ZooKeeperPlanner:
         return known if len(known) == len(ledgers) else None
 
     def _with_ends(self, histories: Sequence[TopicHistory], ledgers: Mapping[int, LedgerMetadata]) -> tuple[TopicHistory, ...]:
-        """Only the last ledger of a chain is open."""
+        """Return the histories with the ends of open ledgers; only the last ledger of a chain is open."""
         unknown = [
             history.ledgers[-1]
             for history in histories
@@ -179,7 +181,7 @@ class ZooKeeperPlanner:
         )
 
     def _newest_ends(self, ledgers: Sequence[LedgerHistory]) -> list[LedgerEnd]:
-        """Bookies that are being started again are waited for."""
+        """Return the ends, waiting for bookies that are being restarted."""
         deadline = time.monotonic() + self._retry_s
         while True:
             try:
@@ -190,7 +192,7 @@ class ZooKeeperPlanner:
             time.sleep(_PAUSE_S)
 
     def _bookies(self) -> list[BookieRegistration]:
-        """One that is down, or serves nobody outside its process, is not in it."""
+        """Return the registered bookies, without those that are down or serve only their own process."""
         parents = (keys.AVAILABLE_BOOKIES_KEY, keys.READONLY_BOOKIES_KEY)
         listed = self._reads.children(parents)
         found = self._reads.records(
@@ -205,25 +207,25 @@ class ZooKeeperPlanner:
         for row in rows:
             parts = self._reads.values([keys.schema_part_key(topic, row.token, part) for part in range(row.parts)])
             if any(part is None for part in parts):
-                continue  # deleted since the history was read
+                continue  # deleted after the history was read
             encoded = b"".join(part for part in parts if part is not None)
             definition = SchemaDefinition.decode(encoded, keys.schema_part_key(topic, row.token, 0))
             version = row.version.to_bytes(_VERSION_BYTES, "big")
             versions.append(SchemaVersion(version, definition.type, definition.data, definition.properties))
         return tuple(versions)
 
-    # Where a subscription stands
+    # Positions of subscriptions
 
     def subscription_position(self, topic: str, subscription: str) -> MessagePosition:
-        """As last saved: a busy one may stand further on."""
+        """Return the position as last saved: that of a busy subscription may be further on."""
         name = parse_topic(topic)
         (cursor,) = self._reads.records([keys.cursor_key(name, subscription)], CursorRecord)
         if cursor is None:
-            there = ", ".join(sorted(map(keys.decode_name, self._reads.children([keys.cursors_key(name)])[0]))) or "none at all"
+            there = ", ".join(sorted(map(keys.decode_name, self._reads.children([keys.cursors_key(name)])[0]))) or "none"
             raise BadOptionError(f"{topic} has no subscription {subscription!r}: it has {there}", topic=topic)
         return MessagePosition(max(0, cursor.mark_delete.ledger_id), cursor.mark_delete.entry_id + 1)
 
-    # What is gone
+    # Deleted ledgers
 
     def deleted_ledger_end(self, ledger_id: int) -> int | None:
         (deleted,) = self._reads.records([keys.deleted_ledger_key(ledger_id)], DeletedLedger)
@@ -235,7 +237,7 @@ class ZooKeeperPlanner:
             return None
         there = self._listed_ids(keys.ledger_key, first, last, ids)
         living = self._reads.records([keys.ledger_key(ledger_id) for ledger_id in there], LedgerMetadata)
-        listed = self._listed_ids(keys.deleted_ledger_key, first, last, ids)  # after the living: they become these
+        listed = self._listed_ids(keys.deleted_ledger_key, first, last, ids)  # after the living ones, which become these
         deleted = self._reads.records([keys.deleted_ledger_key(ledger_id) for ledger_id in listed], DeletedLedger)
         found = [*living, *(None if one is None else one.ledger for one in deleted)]
         asked = {"topic": topic, "incarnation": incarnation, "use": "entries"}.items()  # cursors have ledgers, too
@@ -243,7 +245,7 @@ class ZooKeeperPlanner:
         return {one.ledger_id: one.last_entry_id for one in ours if one.last_entry_id is not None and one.last_entry_id >= 0}
 
     def _listed_ids(self, key_of: Callable[[int], str], first: int, last: int, ids: range) -> list[int]:
-        """Those of `ids` that have a key. `first`, `last`: of the parents that may have them."""
+        """Return those of `ids` that have a key. `first`, `last`: of the parents that may contain them."""
         starts = [number * _IDS_PER_PARENT for number in range(first, last + 1)]
         below = self._reads.children([key_of(start).rpartition("/")[0] for start in starts])
         found = [start + int(name) for start, names in zip(starts, below, strict=True) for name in names]
@@ -251,12 +253,12 @@ class ZooKeeperPlanner:
 
 
 def _on_bookies(chain: Chain) -> list[ChainLedger]:
-    """Those that have a record of their own: one that is only an object has none."""
+    """Return the ledgers with a record: one that is only an object has none."""
     return [ledger for ledger in chain.ledgers if chain.is_on_bookies(ledger.ledger_id)]
 
 
 def _addresses(registered: Iterable[BookieRegistration], has_certificate: bool) -> dict[str, str]:
-    """Return where bookies are reached: with TLS where they have it. A reader without a certificate uses their open ports first."""
+    """Return the addresses of bookies, with TLS if they have it. A reader without a certificate prefers their open ports."""
     found = {one.bookie_id: bookie_address(one.addresses, prefer_tls=has_certificate) for one in registered}
     return {bookie: address for bookie, address in found.items() if address is not None}
 
@@ -264,7 +266,7 @@ def _addresses(registered: Iterable[BookieRegistration], has_certificate: bool) 
 def _histories(
     names: Iterable[TopicName], chains: Iterable[Chain | None], ledgers: Mapping[int, LedgerMetadata]
 ) -> list[TopicHistory]:
-    """A partition that nobody has used yet has no chain."""
+    """Return the histories. A partition that was never used has no chain."""
     shared: dict[str, str] = {}
     return [
         TopicHistory(
@@ -285,7 +287,9 @@ def _histories(
 def _ledger(
     recorded: ChainLedger, metadata: LedgerMetadata | None, offload: OffloadedLedger | None, shared: dict[str, str]
 ) -> LedgerHistory:
-    """`shared`: one object per bookie, since pickled tasks repeat objects for two bytes. Without metadata it is only an object."""
+    """Return a ledger. `shared`: one object per bookie, since pickled tasks repeat objects for two bytes. Without metadata it is
+    only an object.
+    """
     url, object_bytes = ("", 0) if offload is None else (offload.url, offload.object_bytes)
     if metadata is None:
         assert recorded.entries is not None, "only ledgers that ended are offloaded"

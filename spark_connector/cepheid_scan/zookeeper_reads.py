@@ -1,6 +1,6 @@
-"""Reads of ZooKeeper for planners, many at a time, from a thread that may block: one session, no watches, nothing written.
+"""Reads ZooKeeper for planners, many keys at a time, from a thread that may block: one session, no watches, no writes.
 
-A read that finds the connection gone is done again until `retry_s` is over: kazoo looks for another server meanwhile.
+A read on a lost connection is repeated until `retry_s` is over: kazoo connects to another server meanwhile.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ R = TypeVar("R", bound=Record)
 
 
 class ZooKeeperReads:
-    """`close` once. Raises BadOptionError (no such URL), PlanUnavailableError."""
+    """A session for reads. `close` once. Raises BadOptionError (invalid URL), PlanUnavailableError."""
 
     def __init__(self, source: PlanSource) -> None:
         self._addresses, self._root = _parsed(source.metadata or "")
@@ -75,7 +75,7 @@ class ZooKeeperReads:
         self._client.close()
 
     def values(self, keys: Sequence[str]) -> list[bytes | None]:
-        """None: there is no such key."""
+        """Return the values; None: there is no such key."""
         found = self._asked(keys, self._client.get_async)
         return [None if one is None else one[0] for one in found]
 
@@ -86,7 +86,7 @@ class ZooKeeperReads:
             raise PlanUnavailableError(f"{self}: {error}", **error.facts) from None
 
     def children(self, keys: Sequence[str]) -> list[list[str]]:
-        """Sorted; none where there is no such key."""
+        """Return the children, sorted; none if there is no such key."""
         return [sorted(one or ()) for one in self._asked(keys, self._client.get_children_async)]
 
     def _asked(self, keys: Sequence[str], ask: Callable[[str], Any]) -> list[Any]:
@@ -102,16 +102,16 @@ class ZooKeeperReads:
                 time.sleep(_PAUSE_S)
             except NoAuthError:
                 raise PlanUnavailableError(
-                    f"{self} keeps {group[0]} from us: ask a broker instead (service.url), or set {AUTH_VARIABLE} or "
+                    f"{self} denies access to {group[0]}: use a broker instead (service.url), or set {AUTH_VARIABLE} or "
                     f"{AUTH_FILE_VARIABLE} to the credentials of the cluster"
                 ) from None
             except KazooException as error:
-                raise PlanUnavailableError(f"{self} refuses to tell {group[0]}: {error!r}") from None
+                raise PlanUnavailableError(f"{self} refuses to read {group[0]}: {error!r}") from None
         return answers
 
 
 def _credentials() -> str:
-    """`user:password`, "" without any. Raises BadOptionError."""
+    """Return `user:password`, "" if there is none. Raises BadOptionError."""
     try:
         return auth_from_environment().removeprefix("digest:")
     except MetadataError as error:
@@ -132,7 +132,7 @@ def _parsed(url: str) -> tuple[list[str], str]:
             "an embedded store belongs to its process: ask that one, with service.url (pulsar://host:6650)", value=url
         )
     if scheme not in ("zk", "zks"):
-        raise BadOptionError("the address of the metadata looks like zk://host:2181[,host:2181][/root]")  # it may hold a secret
+        raise BadOptionError("the address of the metadata looks like zk://host:2181[,host:2181][/root]")  # it may contain a secret
     try:
         return parse_zookeeper(rest)
     except MetadataError as error:
@@ -140,7 +140,10 @@ def _parsed(url: str) -> tuple[list[str], str]:
 
 
 def _quiet_logger() -> logging.Logger:
-    """For errors alone, out of reach of configurations: below warnings kazoo writes the credentials with each request."""
+    """Return a logger for errors only, unaffected by configurations:
+
+    below warnings kazoo logs the credentials with each request.
+    """
     logger = logging.Logger("cepheid_scan.kazoo", logging.ERROR)
     logger.parent = logging.getLogger(__name__)
     return logger

@@ -1,4 +1,4 @@
-"""Spark's data source `cepheid`: batch and structured streaming over the history of topics, past the brokers."""
+"""Spark's data source `cepheid`: batch and structured streaming over the history of topics, bypassing the brokers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LAZY = {"ProgressListener": "progress_listener", "register": "views"}
 
 
 def __getattr__(name: str) -> Any:
-    """On first use: Spark imports this package to look up sources, and these need more of it than that."""
+    """Import on first use: Spark imports this package to look up sources, and these need more modules."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)

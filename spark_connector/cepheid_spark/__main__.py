@@ -1,4 +1,4 @@
-"""python -m cepheid_spark: which Java and which Python Spark would take here, or what to do."""
+"""python -m cepheid_spark: shows which Java and Python Spark would use here, or what to do."""
 
 import sys
 

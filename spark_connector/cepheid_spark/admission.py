@@ -1,15 +1,16 @@
-"""How much of the backlog a micro-batch takes, and how that is split over topic partitions.
+"""Decides how much of the backlog a micro-batch takes, and how that is split over topic partitions.
 
     backlog of each topic ──► enough for a batch? (min bytes, max delay) ──► budget in bytes and in entries ──► entries of each
 
 Rules
-1. A budget is kept, but a batch takes one entry at least: an entry above the budget must not end the stream.
-2. Every topic with a backlog takes one entry at least, as far as the budget goes; what is left of it is split in proportion to what
-   they have behind them, so that all of them reach their ends at about the same time. Where it does not go so far, those come
-   first whose last turn is longest ago, of these whose entry is oldest: entries of a ledger pass for equally old, and by age
+1. A budget is kept, but a batch takes at least one entry: an entry above the budget must not stop the stream.
+2. Every topic with a backlog takes at least one entry if the budget suffices; the rest of the budget is split in proportion to
+their
+   remaining backlogs, so that all of them reach their ends at about the same time. If it does not suffice, the topics come
+   first whose last turn is longest ago, then those with the oldest entry: entries of a ledger count as equally old, and by age
    alone topics would be drained one after the other.
-3. Under Trigger.Once no limit counts; under AvailableNow the maxima do, the minimum does not: it would never end.
-4. An entry counts as the average of its own ledger: of the backlog's there may be many more that come next, or far fewer.
+3. Under Trigger.Once no limit applies; under AvailableNow the maxima do, but not the minimum: it would never end.
+4. An entry's size is the average of its own ledger, since the average of the backlog may differ much from the next entries.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from cepheid_spark.topic_view import TopicView
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """Of one topic: what lies behind `rank`, up to and with `last`. `waiting_since_ms`: its oldest entry; smaller is older. `turn`:
-    which batch was the last that took of it; 0: none yet."""
+    """Backlog of one topic: what follows `rank`, up to and including `last`. `waiting_since_ms`: its oldest entry. `turn`:
+    the last batch that took some of it; 0: none yet."""
 
     view: TopicView
     rank: int
@@ -45,17 +46,17 @@ class Backlog:
         return self.size_of(self.entries)
 
     def size_of(self, entries: int) -> float:
-        """Bytes of the first so many."""
+        """Return the bytes of the first so many entries."""
         return self.view.bytes_at(self.rank + entries) - self.view.bytes_at(self.rank)
 
     def fitting(self, size_bytes: float) -> int:
-        """How many of the first ones have no more bytes: `size_of`, the other way round."""
+        """Return how many of the first entries fit into this size: the inverse of `size_of`."""
         return min(self.last, self.view.rank_within(self.view.bytes_at(self.rank) + size_bytes)) - self.rank
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of a micro-batch; None: none."""
+    """Limits of a micro-batch; None: no limit."""
 
     max_bytes: int | None = None
     max_entries: int | None = None
@@ -69,7 +70,7 @@ Fitting: TypeAlias = Callable[[int, float], int]
 
 
 def admit(backlogs: Sequence[Backlog], limits: Limits) -> dict[str, int]:
-    """Entries of each topic, those with none left out."""
+    """Return the entries to take from each topic, without topics that have none."""
     waiting = [each for each in backlogs if each.entries > 0]
     waiting.sort(key=lambda each: (each.turn, each.waiting_since_ms, each.topic))
     taken = [each.entries for each in waiting]
@@ -87,9 +88,9 @@ def admit(backlogs: Sequence[Backlog], limits: Limits) -> dict[str, int]:
 
 
 def split(parts: Sequence[int], budget: float, size_of: SizeOf, fitting: Fitting) -> list[int]:
-    """Entries of each: all of them, or `budget` in all at most (rule 1); whoever comes first is served first.
+    """Return the entries to take from each part: all of them, or up to `budget` in total (rule 1), earlier parts first.
 
-    `size_of` tells what so many entries of a part take of the budget, `fitting` how many of its entries take no more than so much.
+    `size_of` returns the budget taken by this many entries of a part, `fitting` how many of its entries fit into a budget.
     """
     whole = [size_of(index, entries) for index, entries in enumerate(parts)]
     if sum(whole) <= budget:
@@ -108,24 +109,24 @@ def split(parts: Sequence[int], budget: float, size_of: SizeOf, fitting: Fitting
         taken[index] = max(taken[index], fitting(index, before + size))
         left -= size_of(index, taken[index]) - before
 
-    for index, size in enumerate(behind):  # the rest by what is behind
+    for index, size in enumerate(behind):  # the rest in proportion to the backlog
         if size > 0:
             take(index, shared * size / total)
-    for index, entries in enumerate(taken):  # what rounding left
+    for index, entries in enumerate(taken):  # the rest after rounding
         if entries and left > 0:
             take(index, left)
     return taken
 
 
 class Patience:
-    """Whether a batch that is still small should wait for more: at most `max_delay_s` after the batch before it."""
+    """Decides whether a small batch should wait for more: at most `max_delay_s` after the batch before it."""
 
     def __init__(self, limits: Limits, now: float) -> None:
         self._limits = limits
         self._last_batch_at = now
 
     def is_due(self, backlog_bytes: float, now: float) -> bool:
-        """`now` by a monotonic clock, in seconds."""
+        """Return whether the batch should start. `now`: monotonic clock in seconds."""
         least = self._limits.min_bytes
         return least is None or backlog_bytes >= least or now - self._last_batch_at >= self._limits.max_delay_s
 

@@ -1,14 +1,14 @@
-"""A batch read's lease, prolonged by its tasks: on the driver nothing of ours runs between planning and the end of a read.
+"""The lease of a batch read, renewed by its tasks, since none of our code runs on the driver between planning and the end.
 
     driver   pin ──► BatchLease, in each partition
-    task     the lease is a quarter through? ──► one thread while the task runs: look, and if half is over renew it on all topics
+    task     a quarter of the lease is over? ──► a thread while the task runs: check, and if half is over renew it on all topics
 
 Rules
-1. Every renewal is of all topics, also of those whose tasks still wait, and of the one that is looked at last, when all others are
-   renewed: so that one stands for all.
-2. A read that is over in a quarter of the time asks nobody. Nor does its end tell anybody: the lease runs out.
-3. Tasks begin together, and look one after the other, by chance: the first one that finds it due renews it for all.
-4. Rows never wait for a renewal, and none that fails ends a task: executors may be where no broker can be reached. It is told.
+1. Every renewal is of all topics, also of those whose tasks still wait. The one that tasks check is renewed last, when all others
+   are renewed, so that it represents all.
+2. A read that ends within a quarter of the time makes no calls. Its end is not reported either: the lease expires.
+3. Tasks begin together, but check at random times: the first one that finds it due renews it for all.
+4. Rows never wait for a renewal, and a failed one does not end a task, as executors may not reach brokers; it is logged.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_MOST_RETRY_S = 10.0  # of one look: the next one comes
+_MOST_RETRY_S = 10.0  # of one check, before the next one
 _LONGEST_WAIT_FOR_END_S = 0.5
-_SPREAD_S = 10.0  # of the first looks: long enough for one to renew hundreds of topics
+_SPREAD_S = 10.0  # over which the first checks are spread: enough for one task to renew hundreds of topics
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class BatchLease:
     name: str
     ttl_s: float
     pinned_at_ms: int  # wall clock of the driver
-    topics: int  # that it holds
+    topics: int  # number of topics that it holds
 
     @property
     def begins_to_matter_ms(self) -> int:
@@ -55,19 +55,22 @@ class BatchLease:
 
     @property
     def look_s(self) -> float:
-        """Between two looks of a task: some before half of the time has become all of it."""
+        """Interval of a task's checks, short enough that some come between half and all of the time."""
         return self.ttl_s / 8
 
 
 LEASE_BYTES = 1 << 30
-"""A read of less than this holds no lease of its own accord. It is over in seconds, and a subscription that stays for hours after
-each small query would count against a topic's backlog quota and its cursors."""
+"""Reads below this size get no lease unless requested.
+
+They end within seconds, and a subscription that stays for hours after each small query would count against a topic's backlog quota
+and its cursors.
+"""
 
 
 def hold_lease(options: SourceOptions, tasks: Sequence[ScanTask]) -> BatchLease | None:
-    """Keep what the tasks will read from being trimmed until `lease_ttl_s` has passed, or tasks prolong it.
+    """Keep what the tasks will read from being trimmed until `lease_ttl_s` has passed, or tasks renew the lease.
 
-    Raises CepheidError only for a lease that was asked for by name: of its own accord a read goes on without.
+    Raises CepheidError only for a lease that was requested by name; otherwise the read continues without.
     """
     source, name, ttl_s = options.source, options.subscription, options.lease_ttl_s
     if not options.has_lease or not tasks or (source.service_url or source.admin_url) is None:
@@ -85,7 +88,7 @@ def hold_lease(options: SourceOptions, tasks: Sequence[ScanTask]) -> BatchLease 
 
 
 def first_positions(tasks: Sequence[ScanTask]) -> dict[str, MessagePosition]:
-    """By topic partition."""
+    """Return the first position of each topic partition."""
     firsts: dict[str, MessagePosition] = {}
     for task in tasks:
         for piece in task.pieces:
@@ -95,7 +98,10 @@ def first_positions(tasks: Sequence[ScanTask]) -> dict[str, MessagePosition]:
 
 
 def pin_batch(source: PlanSource, starts: Mapping[str, MessagePosition], *, ttl_s: float, name: str | None = None) -> str:
-    """A lease at the start positions of a batch read; its name. It ends by its time to live, whatever becomes of the job."""
+    """Create a lease at the start positions of a batch read; return its name.
+
+    It ends by its time to live, whatever happens to the job.
+    """
     made: list[str] = []
     with closing(AdminHttp(source)) as http:
         lease = Lease(http, name or new_lease_name("batch-"), ttl_s)
@@ -105,7 +111,7 @@ def pin_batch(source: PlanSource, starts: Mapping[str, MessagePosition], *, ttl_
                 made.append(topic)
 
         failures = call_all([partial(hold, topic) for topic in sorted(starts)], until=Exception)
-        if failures and name is None:  # a name that was given may be other reads' as well
+        if failures and name is None:  # a given name may be used by other reads as well
             drop_all(lease, made)
     if failures:
         raise failures[0]
@@ -113,7 +119,7 @@ def pin_batch(source: PlanSource, starts: Mapping[str, MessagePosition], *, ttl_
 
 
 class Prolonging:
-    """Of one task. `topic`: one that it reads; `all_topics` of the read, asked for when they are needed."""
+    """Renews the lease for one task. `topic`: one that it reads; `all_topics` of the read, fetched when they are needed."""
 
     def __init__(
         self,
@@ -130,7 +136,7 @@ class Prolonging:
         self._thread: threading.Thread | None = None
 
     def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """They as they are, with the lease prolonged until they end, or nobody wants more."""
+        """Yield the rows unchanged, and renew the lease until they end or the consumer stops."""
         self._thread = threading.Thread(target=self._run, name="cepheid-batch-lease", daemon=True)
         self._thread.start()
         try:
@@ -140,11 +146,11 @@ class Prolonging:
             self._thread.join(timeout=_LONGEST_WAIT_FOR_END_S)
 
     def wait_s(self) -> float:
-        """Until the first look."""
+        """Return the seconds until the first check."""
         return max(0.0, (self._lease.begins_to_matter_ms - self._now_ms()) / 1000)
 
     def look(self) -> bool:
-        """False: there is nothing to prolong any more. Raises CepheidError."""
+        """Check the lease, and renew it if due. Return False if there is nothing more to renew. Raises CepheidError."""
         with self._opened() as (lease, all_topics):
             found = lease.properties(self._topic)
             if found is None:
@@ -152,14 +158,14 @@ class Prolonging:
                 log.warning("scan.lease_is_gone: there is no subscription %s in %s any more", lease.name, self._topic, extra=facts)
                 return False
             if not (ends := ends_ms(found)):
-                return False  # a subscription that the user made: it has no end
+                return False  # a subscription created by the user, which does not expire
             if ends - self._now_ms() > 500 * self._lease.ttl_s:
                 return True
             others = [topic for topic in all_topics() if topic != self._topic]
             renewed: list[str] = []
 
             def renew(topic: str) -> None:
-                if lease.renew(topic, below_s=self._lease.ttl_s / 2):  # else another task was there first
+                if lease.renew(topic, below_s=self._lease.ttl_s / 2):  # otherwise another task was faster
                     renewed.append(topic)
 
             if failures := call_all([partial(renew, topic) for topic in others]):
@@ -184,7 +190,7 @@ class Prolonging:
 
 
 def prolonging(lease: BatchLease, topic: str, options: SourceOptions) -> Prolonging:
-    """By the brokers of the options."""
+    """Return the renewal through the brokers of the options."""
     source = replace(options.source, retry_s=min(_MOST_RETRY_S, options.source.retry_s))
     selection = replace(options.topics, fail_on_missing=False)
 

@@ -1,9 +1,9 @@
 """A batch read: planned once on the driver when the DataFrame is first used, then read by tasks.
 
 partitions()   driver   plan ──► tasks by bytes ──► a lease, for a long read ──► TaskPartition each
-read()         worker   TaskPartition ──► record batches in the rows' schema; a lease that is there is prolonged meanwhile
+read()         worker   TaskPartition ──► record batches in the rows' schema; an existing lease is renewed meanwhile
 
-Spark pickles the reader before it calls `partitions()`: what planning finds out travels in the partitions.
+Spark pickles the reader before it calls `partitions()`, so the results of planning are in the partitions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is wrong with a user's options or cluster, without our stack: Spark shows a Python traceback as the message of its error."""
+"""Errors in a user's options or cluster without our stack: Spark shows a Python traceback as the message of its error."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 
 def brief_errors(method: Callable[P, R]) -> Callable[P, R]:
-    """For methods that Spark calls. A CepheidError says all there is to know; of any other exception the stack is kept."""
+    """Decorate methods that Spark calls. A CepheidError is complete without its stack; other exceptions keep theirs."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

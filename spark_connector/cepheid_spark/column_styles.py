@@ -1,10 +1,10 @@
-"""How columns are called in Spark, and of which columns of a scan they are made.
+"""Names of columns in Spark, and the columns of a scan from which they are built.
 
-plain          as the scan names them: value, key, publish_time, …; in typed mode __key, __publish_time, … beside the schema's
+plain          names of the scan: value, key, publish_time, …; in typed mode __key, __publish_time, … beside the schema's
 pulsar-spark   value (or the schema's columns), __key, __topic, __messageId, __publishTime, __eventTime, __messageProperties,
-               with their types there: for jobs written for that connector
+               with that connector's types, for jobs written for it
 
-`__messageId` is the only column that no scan has: it is packed from four of them.
+`__messageId` is the only column without a counterpart in a scan: it is packed from four columns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 PLAIN = "plain"
 MESSAGE_ID = "__messageId"
 _ID_PARTS = ("ledger_id", "entry_id", "partition", "batch_index")
-_ID_FIELDS = ("ledgerId", "entryId", "partition", "batch_index")  # of MessageIdData, in the order of their numbers
+_ID_FIELDS = ("ledgerId", "entryId", "partition", "batch_index")  # of MessageIdData, in the order of their field numbers
 _PULSAR_SPARK = {  # its metadata columns in its order (streamnative/pulsar-spark README, "Schema of Pulsar source")
     "__key": "key_bytes",
     "__topic": "topic",
@@ -34,7 +34,10 @@ _PULSAR_SPARK = {  # its metadata columns in its order (streamnative/pulsar-spar
 
 @dataclass(frozen=True, slots=True)
 class RowLayout:
-    """`names`: Spark's columns in order. `sources`: for each the column of the scan, None: the message id, of `id_parts`."""
+    """Columns of the rows.
+
+    `names`: Spark's columns in order. `sources`: the scan's column for each, None: the message id, of `id_parts`.
+    """
 
     names: tuple[str, ...]
     sources: tuple[str | None, ...]
@@ -42,12 +45,12 @@ class RowLayout:
 
     @property
     def scan_columns(self) -> tuple[str, ...]:
-        """What the scan is asked for: each once."""
+        """Columns that the scan must return, without duplicates."""
         parts = self.id_parts if None in self.sources else ()
         return tuple(dict.fromkeys([*(source for source in self.sources if source is not None), *parts]))
 
     def arrange(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-        """The scan's batch as Spark's: `schema` is Arrow's form of the rows' schema."""
+        """Return the scan's batch in Spark's layout: `schema` is Arrow's form of the rows' schema."""
         if batch.schema.equals(schema):
             return batch
         import pyarrow as pa
@@ -60,7 +63,7 @@ class RowLayout:
 
 
 def layout_of(names: Sequence[str], mode: ReadMode, style: str) -> RowLayout:
-    """`names` are known ones of the mode and style."""
+    """Return the layout. `names` are known ones of the mode and style."""
     prefix = "__" if mode is ReadMode.TYPED else ""
     parts = tuple(prefix + part for part in _ID_PARTS)
     if style == PLAIN:
@@ -70,7 +73,7 @@ def layout_of(names: Sequence[str], mode: ReadMode, style: str) -> RowLayout:
 
 
 def styled_types(scan_types: Mapping[str, pa.DataType], mode: ReadMode, style: str) -> dict[str, pa.DataType]:
-    """Every column of the mode in this style, with its type."""
+    """Return every column of the mode in this style, with its type."""
     if style == PLAIN:
         return dict(scan_types)
     if mode is ReadMode.ENTRIES:
@@ -95,8 +98,8 @@ def styled_types(scan_types: Mapping[str, pa.DataType], mode: ReadMode, style: s
 def encode_message_ids(ledger_ids: pa.Array, entry_ids: pa.Array, partitions: pa.Array, batch_indices: pa.Array) -> pa.Array:
     """Return message ids as clients serialize them (MessageIdData of PulsarApi.proto), for whole columns at once.
 
-    A serialized message is its serialized fields in a row. Each distinct value of a column is serialized once. A partition of -1
-    and a batch index that is null are left out.
+    A serialized message is the concatenation of its serialized fields. Each distinct value of a column is serialized once. A
+    partition of -1 and a batch index that is null are omitted.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

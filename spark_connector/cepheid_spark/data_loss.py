@@ -1,19 +1,21 @@
-"""Whether what a stream has still to read is gone: trimmed before it was read, or its topic deleted.
+"""Detects data loss of a stream: entries that were trimmed before they were read, or whose topic was deleted.
 
-A position in another incarnation of the topic means loss. So it is told whatever the ids of its ledgers are, since offsets name it.
+A position in another incarnation of the topic means loss, whatever the ids of its ledgers, since offsets name the incarnation.
 
-Chains are trimmed from their heads; from within only ledgers vanish that were empty when their owner went. So a position whose
-ledger is not in the chain any more means loss, too, except where
-1. a ledger before it is still there, and nothing of its own was read (entry -1): it was empty;
-2. it was seen closed up to the position, and what went with it had no entries. Looks that follow each other tell that if the last
-   ledger of each chain, or one before it, is in the next one, too: else it got entries unseen, perhaps, or others came and went;
-3. nothing of it was read, the query's lease held the topic all the time, as far as it can tell, and there is no record of a ledger
-   that went with entries: what is held is not trimmed, but others may move a lease (time to live, quotas, an acknowledgement).
-A start of the options may lie further on than its ledger then ends, when its owner goes: nothing of that ledger is to be read.
-Without 1 and 2 it is in doubt where there is no sign of entries that were not read. Then records of ledgers decide, which
-brokers keep for a while of those that went with entries (`settled`): an empty ledger that went with its broker has none.
-Of an offset of format 1 the incarnation is not known: then for a topic that was made anew while we looked 1 and 3 say nothing, and
-of one that was made anew before that the chain tells, unless 1 or 3 is taken for the reason, or the ids are the same.
+Chains are trimmed from their heads; only ledgers that were empty when their owner died vanish in the middle. So a position whose
+ledger is no longer in the chain means loss, too, except if
+1. a ledger before it still exists, and nothing of its own was read (entry -1): it was empty;
+2. it was seen closed up to the position, and ledgers deleted with it had no entries. Consecutive looks prove that if the last
+   ledger of each chain, or one before it, is also in the next one; otherwise it may have got unseen entries, or others came and
+   went;
+3. nothing of it was read, the query's lease held the topic all the time, as far as known, and there is no record of a deleted
+ledger
+   with entries: held entries are not trimmed, but a lease may be moved (time to live, quotas, an acknowledgement).
+A start from the options may be after the final end of its ledger, when its owner dies: nothing of that ledger is then to be read.
+Without 1 and 2 it is in doubt if there is no sign of unread entries. Then records of ledgers decide, which
+brokers keep for a while for deleted ledgers with entries (`settled`): an empty ledger that died with its broker has none.
+The incarnation of an offset of format 1 is unknown: for a topic that was created again while we looked, 1 and 3 then do not apply,
+and one that was created again earlier is detected by the chain, unless 1 or 3 applies, or the ids are the same.
 """
 
 from __future__ import annotations
@@ -27,15 +29,17 @@ from cepheid_spark.offsets import EntryPosition
 from cepheid_spark.topic_view import TopicView
 
 _REMEMBERED_LEDGERS = 10_000
-_MADE_ANEW = "it was deleted and made anew"
-_ADVICE = "What a query has still to read is kept by its lease, a subscription (options subscription and leaseTtl), if it has one"
+_MADE_ANEW = "it was deleted and created again"
+_ADVICE = "A lease, a subscription (options subscription and leaseTtl), keeps what a query has still to read"
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """`entries` None: nobody knows how many. `first_kept` None: nothing is left. `doubt`: ledgers whose records may tell that
-    nothing was lost, or how much. `is_held`: that nothing was, if there is none of entries (rule 3). `is_start`: nothing of the
-    ledger at the position was read."""
+    """A loss. `entries` None: an unknown number. `first_kept` None: nothing is left.
+
+    `doubt`: ledgers whose records may show that nothing was lost, or how much. `is_held`: nothing was lost if none of them has
+    entries (rule 3). `is_start`: nothing of the ledger at the position was read.
+    """
 
     topic: str
     after: EntryPosition
@@ -47,11 +51,9 @@ class Loss:
     is_start: bool = False
 
     def __str__(self) -> str:
-        count = f"{self.entries} entries at least" if self.entries else "an unknown number of entries"
+        count = f"at least {self.entries} entries" if self.entries else "an unknown number of entries"
         until = "" if self.first_kept is None else f" and before ledger {self.first_kept}"
-        return (
-            f"{self.topic}: {self.what}: {count} after {self.after.ledger_id}:{self.after.entry_id}{until} cannot be read any more"
-        )
+        return f"{self.topic}: {self.what}: {count} after {self.after.ledger_id}:{self.after.entry_id}{until} can no longer be read"
 
     def error(self) -> DataLossError:
         advice = "" if self.first_kept is None else f". {_ADVICE}"
@@ -59,21 +61,21 @@ class Loss:
 
 
 class SeenLedgers:
-    """What ledgers held when this process saw them last, and where its looks at a topic do not tell all that was written."""
+    """Contents of ledgers as this process last saw them, and gaps between its looks at a topic."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[tuple[str, int], LedgerHistory] = OrderedDict()
-        self._unsure: set[tuple[str, int]] = set()  # of these: they, and what came behind them, may have held more than was seen
+        self._unsure: set[tuple[str, int]] = set()  # these and later ledgers may have held more than was seen
         self._settled: dict[str, tuple[EntryPosition, str, int]] = {}  # with the incarnation: nothing was lost before that ledger
         self._made_anew: set[str] = set()
-        self._missing: dict[str, TopicHistory] = {}  # as they were seen last
+        self._missing: dict[str, TopicHistory] = {}  # as they were last seen
 
     def on_missing(self, before: TopicHistory) -> None:
-        """A look did not find the topic: the next one that does is compared with the one before."""
+        """Note that a look did not find the topic: the next one that does is compared with the one before."""
         self._missing[before.topic] = before
 
     def on_view(self, before: TopicHistory | None, now: TopicHistory) -> None:
-        """Remembers the ledgers that went between two looks."""
+        """Remember the ledgers that were deleted between two looks."""
         before = self._missing.pop(now.topic, None) or before
         if before is None:
             return
@@ -95,16 +97,16 @@ class SeenLedgers:
         return self._seen.get((topic, ledger_id))
 
     def first_unsure(self, topic: str, ledger_id: int) -> int | None:
-        """Of this ledger and those behind it. None: what was seen of them is all that was written, unless they are open."""
-        found = tuple(self._unsure)  # at once: another thread adds to it
+        """Return the first such ledger from this one on. None: everything written to them was seen, unless they are open."""
+        found = tuple(self._unsure)  # copied at once: another thread adds to it
         return min((unsure for name, unsure in found if name == topic and unsure >= ledger_id), default=None)
 
     def on_settled(self, view: TopicView, position: EntryPosition) -> None:
-        """Nothing behind `position` is lost with the ledgers before the view's."""
+        """Note that nothing after `position` is lost with the ledgers before the view's."""
         self._settled[view.topic] = position, view.history.incarnation, view.ledger_ids[0]
 
     def settled(self, view: TopicView, position: EntryPosition) -> EntryPosition:
-        """One of equal meaning, at a ledger that is there, or was later."""
+        """Return an equivalent position, at a ledger that exists, or existed later."""
         known, incarnation, first = self._settled.get(view.topic, (None, None, 0))
         return EntryPosition(first, -1) if (known, incarnation) == (position, view.history.incarnation) else position
 
@@ -112,8 +114,8 @@ class SeenLedgers:
         return topic in self._made_anew
 
     def entries_after(self, topic: str, position: EntryPosition) -> int | None:
-        """Of ledgers that went, as far as they are known."""
-        seen = tuple(self._seen.items())  # at once: another thread adds to it
+        """Return the number of entries in deleted ledgers, as far as known."""
+        seen = tuple(self._seen.items())  # copied at once: another thread adds to it
         later = sum(each.last_entry_id + 1 for (name, ledger_id), each in seen if name == topic and ledger_id > position.ledger_id)
         first = self.get(topic, position.ledger_id)
         if first is None:
@@ -122,7 +124,7 @@ class SeenLedgers:
 
 
 def is_another(view: TopicView, incarnation: str | None) -> bool:
-    """Certainly: the topic was deleted and made anew since. False where one of the two is not known."""
+    """Return whether the topic was certainly deleted and created again since. False if one of the two is unknown."""
     now = view.history.incarnation
     return bool(incarnation and now) and incarnation != now
 
@@ -136,8 +138,11 @@ def find_loss(
     incarnation: str | None = None,
     is_start: bool = False,
 ) -> Loss | None:
-    """`is_held`: a lease has held the topic since before `position`. `incarnation`: what `position` is of, if known.
-    `is_start`: the query begins there, nothing was read."""
+    """Return the loss, if any. `is_held`: a lease has held the topic since before `position`. `incarnation`: that of `position`, if
+    known.
+
+    `is_start`: the query begins there, and nothing was read.
+    """
     if is_another(view, incarnation):
         first = view.ledger_ids[0] if view.ledger_ids else None
         return Loss(view.topic, position, first, _MADE_ANEW, seen.entries_after(view.topic, position))
@@ -151,7 +156,7 @@ def find_loss(
         return Loss(view.topic, position, next_kept, what)
     kept = view.ledger_ids
     if not kept or kept[-1] < position.ledger_id:
-        what = f"its ledgers are {kept[0]} to {kept[-1]}, it was made anew" if kept else "it has no ledgers any more"
+        what = f"its ledgers are {kept[0]} to {kept[-1]}, it was created again" if kept else "it no longer has ledgers"
         return Loss(view.topic, position, kept[0] if kept else None, what)
     is_same = incarnation is not None or not seen.was_made_anew(view.topic)
     if is_same and (position.entry_id < 0 or is_start) and kept[0] < position.ledger_id:
@@ -161,10 +166,10 @@ def find_loss(
     first_unsure = seen.first_unsure(view.topic, position.ledger_id) if last_seen is not None else position.ledger_id
     if not lost_entries and first_unsure is None:
         return None  # 2
-    first_kept = kept[0]  # also of a topic that was made anew with lower ids: its head is no older than the position
+    first_kept = kept[0]  # also for a topic that was created again with lower ids: its head is no older than the position
     what = f"ledger {position.ledger_id} was trimmed"
     if incarnation is None:
-        what += ", or the topic was deleted and made anew"
+        what += ", or the topic was deleted and created again"
     if is_held and position.entry_id < 0 and is_same and not lost_entries:  # 3
         return Loss(view.topic, position, first_kept, what, doubt=range(position.ledger_id, first_kept), is_held=True)
     doubt = None
@@ -175,10 +180,10 @@ def find_loss(
 
 
 def settled(loss: Loss, view: TopicView, seen: SeenLedgers, gone: Mapping[int, int] | None) -> Loss | None:
-    """A loss in doubt, given what records say of these ledgers: last entries of those with entries. `gone` None: nobody knows.
+    """Decide a loss in doubt by records of these ledgers: last entries of those with entries. `gone` None: unknown.
 
-    No record of a ledger may mean that it was empty, or that its record is not kept any more. Where nothing of it was read, it
-    was empty if it was when it was seen last, or if there is no entry in the topic at all; a ledger that was read had entries.
+    A missing record may mean that the ledger was empty, or that its record is no longer kept. If nothing of it was read, it
+    was empty if it was empty when last seen, or if the topic has no entries at all; a ledger that was read had entries.
     """
     assert loss.doubt is not None, f"no doubt: {loss}"
     at, gone = loss.after, gone or {}

@@ -1,11 +1,11 @@
-"""`doctor(spark)`: will this Spark read topics well? Says what is wrong, and which settings to change.
+"""`doctor(spark)`: checks whether this Spark can read topics well, and which settings to change.
 
-settings        of the session: what costs milliseconds per task, what gives wrong rows
-neighbours      installed modules pyspark_…: one that fails to import takes every Python source away
-workers         their Python, pyarrow, grpc and this package: a missing one ends a worker with no useful word
-bookies         whether every worker reaches each of them (when options say where the cluster is)
+settings        of the session: those that cost milliseconds per task, or cause wrong rows
+neighbours      installed modules pyspark_…: one that fails to import disables every Python source
+workers         their Python, pyarrow, grpc and this package: a missing one ends a worker without a useful message
+bookies         whether every worker reaches each of them (if options name the cluster)
 
-Only a DataFrame is used, so it works over Connect too.
+It uses only a DataFrame, so it also works over Connect.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SETTINGS = (  # name, wanted, default, why
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`is_good` None: something to know, neither right nor wrong."""
+    """A result. `is_good` None: information, neither right nor wrong."""
 
     what: str
     is_good: bool | None
@@ -45,7 +45,7 @@ class Finding:
 
 
 def doctor(spark: Any, options: Mapping[str, str] | None = None) -> list[Finding]:
-    """Prints what it finds and returns it. With the `options` of a read it also looks for the cluster and its bookies."""
+    """Print the findings and return them. With the `options` of a read, also check the cluster and its bookies."""
     findings = [_check_version(spark), *(_check_setting(spark, *setting) for setting in _SETTINGS), *_check_neighbours()]
     bookies: Mapping[str, str] = {}
     if options is not None:
@@ -67,7 +67,7 @@ def _check_setting(spark: Any, name: str, wanted: str, default: str, why: str) -
 
 
 def _check_neighbours() -> list[Finding]:
-    """Here: over Connect it is the server's that count."""
+    """Check modules of this process; over Connect those of the server matter."""
     findings: list[Finding] = []
     for name in sorted(module.name for module in pkgutil.iter_modules() if module.name.startswith("pyspark_")):
         try:
@@ -79,7 +79,7 @@ def _check_neighbours() -> list[Finding]:
 
 
 def _find_bookies(options: Mapping[str, str]) -> tuple[Finding, Mapping[str, str]]:
-    """From this process: over Connect the server may see another network, which the workers' findings tell."""
+    """Find bookies from this process; over Connect the server may see another network, as the workers' findings show."""
     from cepheid_scan.open_planner import open_planner
     from cepheid_spark.options import parse_options
 
@@ -94,7 +94,7 @@ def _find_bookies(options: Mapping[str, str]) -> tuple[Finding, Mapping[str, str
 
 
 def _check_workers(spark: Any, bookies: Mapping[str, str]) -> list[Finding]:
-    """By a source of ours, so over the very path of a read; mapInArrow would want pandas, which a read does not."""
+    """Check workers with our own source, on the path of a read; mapInArrow would need pandas, which a read does not."""
     from cepheid_spark.doctor_source import DoctorSource
 
     try:
@@ -107,7 +107,7 @@ def _check_workers(spark: Any, bookies: Mapping[str, str]) -> list[Finding]:
 
 
 def _named_errors(text: str) -> str:
-    """Of whatever Spark wraps a dead worker in: the last lines that name an error, Java's frames left out."""
+    """Return the last lines that name an error, without Java's frames, from the text in which Spark wraps a dead worker."""
     lines = (line.strip(" \t:") for line in text.splitlines())
     return "; ".join([line for line in lines if not line.startswith("at ") and ("Error" in line or "Exception" in line)][-2:])
 

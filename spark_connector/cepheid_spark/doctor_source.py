@@ -1,4 +1,4 @@
-"""A source whose rows say what its tasks see: versions, and which bookies answer. For `doctor` alone."""
+"""A source whose rows describe the environment of its tasks: versions, and which bookies answer. Only for `doctor`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cepheid_scan.bookie_channels import ScanDoor
 
 PROBES = 8
-"""Tasks that look around: on a larger cluster not every worker is seen."""
+"""Number of tasks that check: on a larger cluster not every worker is reached."""
 REACH_TIMEOUT_S = 3.0
 _PACKAGES = ("cepheid", "pyarrow", "numpy", "grpcio")
 
@@ -68,7 +68,7 @@ def _unreachable(bookies: Mapping[str, str]) -> dict[str, str]:
 
 
 def _by_grpc(bookies: Mapping[str, str]) -> dict[str, str]:
-    """Why bookies that answer are read by gRPC, and not on their port of scans."""
+    """Return why bookies that answer are read by gRPC, and not on their scan port."""
     import grpc
 
     from cepheid_rpc import MalformedGroupError
@@ -80,14 +80,14 @@ def _by_grpc(bookies: Mapping[str, str]) -> dict[str, str]:
             door = learn_door(place, scan_port_call(place).result(timeout=REACH_TIMEOUT_S))
         except grpc.RpcError as error:
             if error.code() is grpc.StatusCode.UNIMPLEMENTED:
-                reasons[bookie] = "it has no port of scans: an older release"
+                reasons[bookie] = "it has no scan port: an older release"
         except grpc.FutureTimeoutError:
-            pass  # said among those that are not reached
+            pass  # reported with the unreachable ones
         except MalformedGroupError:
-            reasons[bookie] = "it serves scans in another way than this release asks for"
+            reasons[bookie] = "it serves scans with another protocol than this release"
         else:
             if door is not None and (why := _scan_error(door)) is not None:
-                reasons[bookie] = f"port {door.port}, on which it serves scans: {why} (open it, or set the bookie's --scan-port)"
+                reasons[bookie] = f"port {door.port}, for scans: {why} (open it, or set the bookie's --scan-port)"
     return reasons
 
 
@@ -98,7 +98,7 @@ def _scan_error(door: ScanDoor) -> str | None:
         return None
     if (why := _connect_error(door.host, door.port)) is not None:
         return why
-    return None if is_served(dial_port(door), door) else "what answers is not the bookie, or turns this process away"
+    return None if is_served(dial_port(door), door) else "the answer is not from the bookie, or it refuses this process"
 
 
 def _connect_error(host: str, port: int) -> str | None:

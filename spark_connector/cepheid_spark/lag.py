@@ -1,8 +1,8 @@
-"""How far a stream is behind: what Spark shows as `latestOffset` of the source in its progress.
+"""The lag of a stream, which Spark shows as `latestOffset` of the source in its progress.
 
-How long the oldest unread entry waits is found without reading it, if it came while this process looked: by when an end behind it
-was first seen, or its ledger was closed. That is a lower bound, exact to a look or two. Of an entry that was there before, the
-process knows nothing: its publish time is read, once per topic and position. Else the lag would start from zero with each process.
+The age of the oldest unread entry is found without reading it, if it arrived while this process watched: from when a later end
+was first seen, or its ledger was closed. That is a lower bound, exact to a look or two. For an earlier entry the
+publish time is read, once per topic and position. Otherwise the lag would start from zero with each process.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ from cepheid_spark.topic_view import TopicView
 
 log = logging.getLogger(__name__)
 
-_SIGHTINGS = 512  # of ends, per topic
+_SIGHTINGS = 512  # ends kept per topic
 _MOST_PROBES = 8  # entries that one report reads, of the topics with the most unread entries
-_PROBE_PAUSE_MS = 60_000  # after one that failed: a bookie that is away must not hold up each report
+_PROBE_PAUSE_MS = 60_000  # after a failure: an unavailable bookie must not delay each report
 
 PublishTime: TypeAlias = Callable[[HistoryPlan, TopicView, EntryPosition], int | None]
-"""When that entry was published, in ms since 1970; None: it is gone. Raises CepheidError."""
+"""Returns when that entry was published, in ms since 1970; None: it is deleted. Raises CepheidError."""
 
 
 class Sightings:
-    """When ends of topics were first seen: (end, wall-clock ms), rising; of many every second one is forgotten."""
+    """Times when ends of topics were first seen: (end, wall-clock ms), rising; if there are many, every second one is dropped."""
 
     def __init__(self) -> None:
         self._ends: dict[str, list[EntryPosition]] = {}
         self._at_ms: dict[str, list[float]] = {}
 
     def on_end(self, topic: str, end: EntryPosition, now_ms: float) -> bool:
-        """Whether it is a new one."""
+        """Record an end; return whether it is new."""
         ends, times = self._ends.setdefault(topic, []), self._at_ms.setdefault(topic, [])
         if ends and end <= ends[-1]:
             return False
         ends.append(end)
         times.append(now_ms)
         if len(ends) > _SIGHTINGS:
-            self._ends[topic], self._at_ms[topic] = ends[1::2], times[1::2]  # later ones stay: a bound stays a lower one
+            self._ends[topic], self._at_ms[topic] = ends[1::2], times[1::2]  # later ones stay, so that the bound stays a lower one
         return True
 
     def first_beyond_ms(self, topic: str, position: EntryPosition) -> float | None:
@@ -52,13 +52,13 @@ class Sightings:
         return self._at_ms[topic][index] if index < len(ends) else None
 
     def is_older(self, topic: str, position: EntryPosition) -> bool:
-        """Whether the first entry behind `position` was there at the first sight of its topic."""
+        """Return whether the first entry after `position` existed at the first look at its topic."""
         ends = self._ends.get(topic, [])
         return bool(ends) and position < ends[0]
 
 
 class OldestUnread:
-    """Publish times of the first unread entries that are older than this process."""
+    """Publish times of first unread entries that are older than this process."""
 
     def __init__(self, publish_time_ms: PublishTime) -> None:
         self._publish_time_ms = publish_time_ms
@@ -68,8 +68,8 @@ class OldestUnread:
     def times_ms(
         self, plan: HistoryPlan, views: Mapping[str, TopicView], read: StreamOffset | None, sightings: Sightings, now_ms: float
     ) -> dict[str, int]:
-        """By topic, as far as they are known or can be read now."""
-        wanted: dict[str, tuple[int, EntryPosition]] = {}  # how many are unread, and the first of them
+        """Return times by topic, as far as they are known or can be read now."""
+        wanted: dict[str, tuple[int, EntryPosition]] = {}  # number of unread entries, and the first of them
         for topic, view in views.items():
             position = position_of(view, read)
             if position is None or not sightings.is_older(topic, position):
@@ -92,7 +92,7 @@ class OldestUnread:
 
 
 def position_of(view: TopicView, read: StreamOffset | None) -> EntryPosition | None:
-    """The last entry that was read; before the first one, of a topic without a position yet. None: it has no ledger yet."""
+    """Return the last entry that was read; before the first one, for a topic without a position. None: it has no ledger yet."""
     first = view.earliest
     if first is None:
         return None
@@ -101,7 +101,7 @@ def position_of(view: TopicView, read: StreamOffset | None) -> EntryPosition | N
 
 
 def waiting_since_ms(view: TopicView, position: EntryPosition, sightings: Sightings, now_ms: float) -> float:
-    """When the first entry behind `position` was there at the latest; `now_ms` if there is none."""
+    """Return the latest time at which the first entry after `position` existed; `now_ms` if there is none."""
     rank = view.rank(position)
     if rank >= view.total_entries:
         return now_ms
@@ -120,9 +120,10 @@ def lag_report(
     now_ms: float,
     published_ms: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Return the report. `t`: the ends as they are known. Topics without a position yet are behind by all they have.
+    """Return the report. `t`: the known ends. Topics without a position yet lag by everything they have.
 
-    `published_ms`: publish times of first unread entries by topic, as far as they are known."""
+    `published_ms`: publish times of first unread entries by topic, as far as known.
+    """
     entries, size_bytes, since_ms = 0, 0.0, now_ms
     ends: dict[str, list[int]] = {}
     for topic in sorted(views):

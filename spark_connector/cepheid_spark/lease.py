@@ -1,23 +1,23 @@
-"""The subscription by which a query keeps what it has still to read: retention respects it, and every tool shows its lag.
+"""The lease of a query: a subscription that retains what it has still to read. Retention respects it, and every tool shows its lag.
 
-    hold ──► is it there? ──► PUT subscription/NAME at the start positions, with the property cepheid-lease-expires
-    hold_on, each minute ──► the property anew; does it stand where it should? ──► else moved back
+    hold ──► missing? ──► PUT subscription/NAME at the start positions, with the property cepheid-lease-expires
+    hold_on, each minute ──► write the property again; wrong position? ──► move it back
     move ──► POST resetcursor, some entries before what Spark has committed ──► ledgers before it may be trimmed
-    nothing is ever deleted here: a query that is silent for its time to live loses the lease at the broker (docs/topics.md)
+    nothing is ever deleted here: the broker drops the lease of a query that is silent for its time to live (docs/topics.md)
 
 Rules
-1. Nobody consumes from it, so a reset disturbs no one: a subscription that a query only begins at is never its lease. It never
-   moves forward beyond what was committed, and always leaves one entry of what was read: the ledger of the query's position stays
+1. It has no consumers, so a reset disturbs none: a subscription at which a query only begins is never its lease. It never
+   moves forward beyond what was committed, and always keeps one entry that was read: the ledger of the query's position stays
    in the chain.
-2. A subscription that somebody made for the query (it has no such property) is moved, and never gets an expiry. A batch read does
+2. A subscription that a user created for the query (it has no such property) is moved, and never gets an expiry. A batch read does
    not move it: it may have consumers.
-3. Nothing here runs inside a micro-batch: one thread does it, the newest position of a topic replaces older ones.
-4. One that stands further on than where the query does is moved back to there: it would hold nothing of what lies between. So
-   it is where the broker moved it (time to live, quotas), or a query that has lost the name meanwhile.
-5. One query at a time has it (lease_holder.py). Batch reads have no mark: they move nothing forward, and may share a name.
-6. Whoever finds a query's lease must know whether it is the old one, or was made anew behind a gap: it says where it begins.
-   That is looked up before it is made, since a call that is repeated, or whose caller dies, tells nobody what it has done.
-7. No topic is made for its lease, as the broker would: one that is not there when it is looked up was deleted.
+3. Nothing here runs inside a micro-batch, but in one thread; the newest position of a topic replaces older ones.
+4. A lease further on than the query's position is moved back to it, or what is between would not be held. This
+   happens if the broker moved it (time to live, quotas), or a query that has lost the name meanwhile.
+5. It belongs to one query at a time (lease_holder.py). Batch reads have no mark: they move nothing forward, and may share a name.
+6. A query that finds its lease must know whether it is the old one, or was created again after a gap: it says where it begins.
+   That is looked up before it is created, since the effect of a repeated call, or of a dead caller's, is unknown.
+7. No topic is created for its lease, as the broker would: a topic that is not found was deleted.
 """
 
 from __future__ import annotations
@@ -45,43 +45,43 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 LEASE_PROPERTY = "cepheid-lease-expires"
-"""Wall-clock ms since 1970, as text; the broker drops an expired subscription of this property (lease_expiry.py)."""
+"""Property with wall-clock ms since 1970, as text; the broker drops an expired subscription with it (lease_expiry.py)."""
 
 FROM_PROPERTY = "cepheid-lease-from"
-"""`ledger:entry`: from there on a query's lease has held everything; what lies before it may have gone unseen (rule 6)."""
+"""Property `ledger:entry`: a query's lease has held everything from there on; earlier entries may have been lost (rule 6)."""
 
 AT_ONCE = 8
-"""Calls to brokers at the same time: they are mostly waiting."""
+"""Calls to brokers at the same time: they mostly wait."""
 _EARLIEST = {"ledgerId": -1, "entryId": -1}
 _CONFLICT, _NOT_FOUND, _NO_SUCH_PLACE = 409, 404, 412
-_ATTEMPTS = 3  # to make a subscription that is there, and is gone at the next question
+_ATTEMPTS = 3  # to create a subscription that exists, but not at the next request
 
 
 class Held(Enum):
     """How a lease came to hold a topic."""
 
     MADE = "made"
-    FOUND = "found"  # it stood there, or held more
-    FOUND_LATER = "found later"  # it holds all there is, but begins further on: it may have been made anew behind a gap
-    MOVED_BACK = "moved back"  # until then it held less
+    FOUND = "found"  # it existed there, or held more
+    FOUND_LATER = "found later"  # it holds all that exists, but begins further on: perhaps created again after a gap
+    MOVED_BACK = "moved back"  # before, it held less
     NO_TOPIC = "no topic"  # nothing is held
 
 
 def ends_ms(found: Mapping[str, str]) -> int:
-    """0: it has no end that could be read."""
+    """Return the expiry in ms; 0: there is none that could be read."""
     text = found.get(LEASE_PROPERTY, "")
     return int(text) if text.isascii() and text.isdigit() else 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Chain:
-    """What is kept of a topic, oldest first, and the first entry that the lease holds of it. `stands` None: there is no lease."""
+    """The kept ledgers of a topic, oldest first, and the first entry that the lease holds. `stands` None: there is no lease."""
 
     ledger_ids: Sequence[int]
     stands: MessagePosition | None
 
     def place(self, first: MessagePosition) -> MessagePosition:
-        """The first one at or behind it. A ledger that is not there any more was trimmed, or was empty when its owner went."""
+        """Return the first position at or after it. A missing ledger was trimmed, or was empty when its owner died."""
         later = [ledger_id for ledger_id in self.ledger_ids if ledger_id >= first.ledger_id]
         return MessagePosition(later[0], 0) if later and later[0] > first.ledger_id else first
 
@@ -95,7 +95,7 @@ def _text(place: MessagePosition) -> str:
 
 
 def _parsed(text: str) -> MessagePosition | None:
-    """None: nothing that we wrote."""
+    """Return the position; None: not a text of ours."""
     try:
         return MessagePosition.parse(text)
     except BadOptionError:
@@ -112,7 +112,7 @@ def new_lease_name(kind: str = "") -> str:
 
 
 class Lease:
-    """The calls, one topic each; all of them may be repeated, and made from several threads. `holder` None: of a batch read."""
+    """Calls for one topic each, which may be repeated, and made from several threads. `holder` None: for a batch read."""
 
     def __init__(
         self, http: AdminHttp, name: str, ttl_s: float, now_ms: Callable[[], int] = wall_ms, *, holder: Holder | None = None
@@ -127,9 +127,9 @@ class Lease:
         self.name = name
 
     def hold(self, topic: str, first: MessagePosition, *, takes: bool = False) -> Held:
-        """From `first` on everything stays. `takes`: also from another query, which hears of it.
+        """Retain everything from `first` on. `takes`: also take the lease from another query, which is notified.
 
-        Raises LeaseTakenError: another query that lives has it.
+        Raises LeaseTakenError if it belongs to another living query.
         """
         for _ in range(_ATTEMPTS):
             chain = self._chain(topic)
@@ -140,26 +140,26 @@ class Lease:
                     return Held.MADE
             elif (held := self._take_up(topic, first, chain, takes=takes)) is not None:
                 return held
-        what = "comes and goes, or cannot be moved: somebody deletes or resets it"
+        what = "keeps appearing and disappearing, or cannot be moved: another client deletes or resets it"
         raise AdminRefusedError(f"subscription {self.name!r} of {topic} {what}", status=_CONFLICT)
 
     def hold_on(self, topic: str, first: MessagePosition) -> Held | None:
-        """As `hold`, of one that is there. None: there is no such subscription."""
+        """Hold like `hold`, if the subscription exists. None: it does not."""
         chain = self._chain(topic)
         return None if chain is None or chain.stands is None else self._take_up(topic, first, chain, takes=False)
 
     def _make(self, topic: str, chain: _Chain, first: MessagePosition) -> bool:
-        """False: there is such a subscription already."""
+        """Create the subscription; return False if it exists already."""
         marks, place = self._marks({LEASE_PROPERTY: ""}), chain.place(first)
         body = {**_body(place), "properties": self._with_begin(marks, place)}
         refusal = self._call("PUT", topic, "", body, accept=(_CONFLICT, _NO_SUCH_PLACE))
-        if refusal == _NO_SUCH_PLACE and chain.ledger_ids:  # the ledger went meanwhile: rather too much than nothing
+        if refusal == _NO_SUCH_PLACE and chain.ledger_ids:  # the ledger was deleted meanwhile: hold rather too much than nothing
             body = {**_EARLIEST, "properties": self._with_begin(marks, MessagePosition(chain.ledger_ids[0], 0))}
             refusal = self._call("PUT", topic, "", body, accept=(_CONFLICT, _NO_SUCH_PLACE))
         return refusal is None
 
     def _take_up(self, topic: str, first: MessagePosition, chain: _Chain, *, takes: bool) -> Held | None:
-        """None: it went meanwhile, or could not be moved."""
+        """Take the existing lease; None: it disappeared meanwhile, or could not be moved."""
         found = self.properties(topic)
         if found is None or chain.stands is None:
             return None
@@ -173,15 +173,17 @@ class Lease:
         if not is_further_on:
             return Held.FOUND if begins <= first else Held.FOUND_LATER
         facts = {"topic": topic, "subscription": self.name, "stood": str(chain.stands), "position": str(first)}
-        what = f"subscription {self.name} of {topic} stood at {chain.stands}, behind the start {first}"
+        what = f"subscription {self.name} of {topic} was at {chain.stands}, after the start {first}"
         if self._holder is None and LEASE_PROPERTY not in found:  # rule 2
-            log.warning("lease.holds_less: %s: what lies between is not held, since it is somebody's own", what, extra=facts)
+            log.warning(
+                "lease.holds_less: %s: what is between is not held, since the subscription belongs to a user", what, extra=facts
+            )
             return Held.FOUND
         log.warning("lease.moved_back: %s: it is moved there", what, extra=facts)
         return Held.MOVED_BACK if self._reset(topic, _body(place)) or self._reset(topic, _EARLIEST) else None
 
     def renew(self, topic: str, *, below_s: float = math.inf) -> bool:
-        """Renew, unless `below_s` are left. False: there is no such subscription. Raises LeaseTakenError."""
+        """Renew, unless `below_s` are left. Return False if there is no such subscription. Raises LeaseTakenError."""
         found = self.properties(topic)
         if found is None:
             return False
@@ -192,9 +194,9 @@ class Lease:
         return self._mark(topic, found)
 
     def move(self, topic: str, first: MessagePosition) -> bool:
-        """What lies before `first` is not needed any more. False: there is no such subscription, or no such place.
+        """Release what is before `first`. Return False if there is no such subscription or position.
 
-        Raises LeaseTakenError: another query has it, and may still need that.
+        Raises LeaseTakenError if another query has it, which may still need that.
         """
         found = self.properties(topic)
         if found is None:
@@ -203,14 +205,14 @@ class Lease:
         return self._reset(topic, _body(first))
 
     def drop(self, topic: str) -> None:
-        """For one that nobody will ever ask for. Another query that has taken it meanwhile keeps it."""
+        """Delete a lease that will never be used. Another query that has taken it meanwhile keeps it."""
         found = self.properties(topic)
         if found is None or self._other(found) is not None:
             return
         self._call("DELETE", topic, "", accept=(_NOT_FOUND, _NO_SUCH_PLACE))
 
     def properties(self, topic: str) -> dict[str, str] | None:
-        """None: there is no such subscription."""
+        """Return the properties; None: there is no such subscription."""
         try:
             return dict(self._http.request("GET", self._path(topic, "/properties")) or {})
         except AdminRefusedError as error:
@@ -219,27 +221,27 @@ class Lease:
             return None
 
     def _reset(self, topic: str, body: Mapping[str, int]) -> bool:
-        """False: there is no such subscription, or no such place, or somebody else is resetting it."""
+        """Reset it; return False if there is no such subscription or position, or another reset is in progress."""
         return self._call("POST", topic, "/resetcursor", body, accept=(_NOT_FOUND, _NO_SUCH_PLACE)) is None
 
     def _mark(self, topic: str, found: Mapping[str, str], begins: MessagePosition | None = None) -> bool:
-        """False: it went meanwhile."""
+        """Write the marks; return False if it disappeared meanwhile."""
         marks = self._with_begin(self._marks(found), begins)
         return not marks or self._call("PUT", topic, "/properties", {**found, **marks}, accept=(_NOT_FOUND,)) is None
 
     def _marks(self, found: Mapping[str, str]) -> dict[str, str]:
-        """What is written anew into properties that are there, or `found` of those that a new one gets."""
+        """Return the marks to write into existing properties, or into `found` for a new subscription."""
         now_ms = self._now_ms()
         marks: dict[str, str] = {}
         if LEASE_PROPERTY in found:  # rule 2
             known_ms = ends_ms(found) if self._holder is None else 0
-            marks[LEASE_PROPERTY] = str(max(known_ms, now_ms + self._ttl_ms))  # a batch shortens no stream's
+            marks[LEASE_PROPERTY] = str(max(known_ms, now_ms + self._ttl_ms))  # a batch does not shorten a stream's
         if self._holder is not None:
             marks[HOLDER_PROPERTY] = self._holder.text(now_ms)
         return marks
 
     def _with_begin(self, marks: dict[str, str], begins: MessagePosition | None) -> dict[str, str]:
-        """Of a query's lease: nobody comes back to one of a batch read."""
+        """Add where a query's lease begins; no query returns to that of a batch read."""
         return marks if self._holder is None or begins is None else {**marks, FROM_PROPERTY: _text(begins)}
 
     def _check_other(self, topic: str, found: Mapping[str, str]) -> None:
@@ -249,7 +251,7 @@ class Lease:
             raise other.taken(self.name, topic, self._now_ms())
 
     def _other(self, found: Mapping[str, str]) -> Holder | None:
-        """Another query that holds it, and lives."""
+        """Return another living query that holds it."""
         holder = Holder.parse(found.get(HOLDER_PROPERTY))
         if holder is None or (self._holder is not None and holder.holder_id == self._holder.holder_id):
             return None
@@ -257,14 +259,14 @@ class Lease:
         return holder if holder.lives(now_ms) and not (holder.is_ahead(now_ms) and self._is_silent(holder)) else None
 
     def _is_silent(self, holder: Holder) -> bool:
-        """Of one whose clock is ahead: by ours, since its mark is looked at. One that is silent on one topic is so on all."""
+        """Return whether a holder whose clock is ahead is silent, by our clock. One that is silent on one topic is so on all."""
         since_s = self._marks_seen.setdefault(holder, self._elapsed_s())
         if self._elapsed_s() - since_s >= SILENCE_MS / 1000:
             self._silent.add(holder.holder_id)
         return holder.holder_id in self._silent
 
     def _chain(self, topic: str) -> _Chain | None:
-        """None: there is no such topic."""
+        """Return the chain; None: there is no such topic."""
         try:
             stats = self._http.request("GET", f"{_topic_path(topic)}/internalStats")
         except AdminRefusedError as error:
@@ -281,7 +283,7 @@ class Lease:
         return f"{_topic_path(topic)}/subscription/{quote(self.name, safe='')}{what}"
 
     def _call(self, method: str, topic: str, what: str, body: Any = None, *, accept: tuple[int, ...]) -> int | None:
-        """None: done; else the status of the refusal, one of `accept`."""
+        """Make a call. None: done; otherwise the status of the refusal, one of `accept`."""
         try:
             self._http.request(method, self._path(topic, what), body=body)
         except AdminRefusedError as error:
@@ -292,7 +294,7 @@ class Lease:
 
 
 def drop_all(lease: Lease, topics: Sequence[str], at_once: int = AT_ONCE) -> None:
-    """What cannot be dropped stays until its time to live is over."""
+    """Delete the leases; those that cannot be deleted stay until they expire."""
     failures = call_all([partial(lease.drop, topic) for topic in topics], at_once, until=PlanUnavailableError)
     if failures:
         facts = {"subscription": lease.name, "topics": len(topics)}
@@ -302,8 +304,10 @@ def drop_all(lease: Lease, topics: Sequence[str], at_once: int = AT_ONCE) -> Non
 def call_all(
     calls: Sequence[Callable[[], None]], at_once: int = AT_ONCE, *, until: type[Exception] | None = None
 ) -> list[Exception]:
-    """What failed, in the order of the calls. Every one is made, whatever becomes of the others, but for `until`: none is begun
-    behind one that failed so. Each that finds nobody waits for as long as readers are patient."""
+    """Return the failures in the order of the calls. All calls are made, but none begins after one that failed with `until`.
+
+    A call that reaches no broker waits as long as readers are patient.
+    """
     ended = threading.Event()
 
     def attempt(call: Callable[[], None]) -> Exception | None:

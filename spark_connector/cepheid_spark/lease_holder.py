@@ -1,14 +1,14 @@
-"""Which query holds a lease: a mark in the subscription's property cepheid-lease-holder, written anew with each renewal.
+"""The holder of a lease: a mark in the subscription's property cepheid-lease-holder, written with each renewal.
 
     {"host": "spark-1", "id": "6f0c…", "kernel": "3bd1…/4026531836", "pid": 4711, "seen_ms": …, "since_ms": …}
 
 Rules
-1. A query is a process of the driver, for as long as it runs: Spark tells a source neither the query's name nor its checkpoint.
-2. A holder lives until nothing was heard of it for three renewals, or its process is not there any more, where that can be seen:
+1. A query is a process of the driver, as long as it runs: Spark tells a source neither the query's name nor its checkpoint.
+2. A holder lives until it missed three renewals, or its process no longer exists, if that can be seen:
    on the same host, by the same kernel, in the same namespace of process ids. Containers may have a host's name in common.
-   Where its clock is ahead of ours, its mark must stay as it is for so long while we watch.
-3. A query that begins leaves the name to a holder that lives. One that goes on from its checkpoint takes it, since most often the
-   holder is its own process of before; if it is another query, that one hears of it with its next renewal, and ends.
+   If its clock is ahead of ours, its mark must stay unchanged for this long while we watch.
+3. A new query leaves the name to a living holder. One that continues from its checkpoint takes it, since most often the
+   holder is its own earlier process; if it is another query, that one notices it at its next renewal, and ends.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from typing import Self
 from cepheid_ports import CepheidError
 
 HOLDER_PROPERTY = "cepheid-lease-holder"
-SILENCE_MS = 180_000  # as the broker waits for a renewal, too (lease_silence_s)
+SILENCE_MS = 180_000  # the broker also waits this long for a renewal (lease_silence_s)
 
 
 class LeaseTakenError(CepheidError):
-    """Two streaming queries, one name of a lease: each would let go what the other has still to read."""
+    """Two streaming queries use one lease: each would release what the other has still to read."""
 
-    hint = "give each query a subscription of its own (option subscription), or none: then a name is made"
+    hint = "give each query its own subscription (option subscription), or none: a name is then created"
     watch_s = 0.0
-    """How long its mark has to be watched until it is known whether it lives."""
+    """How long its mark must be watched to know whether it lives."""
 
 
 def wall_ms() -> int:
@@ -49,7 +49,7 @@ class Holder:
     pid: int
     since_ms: int
     seen_ms: int
-    kernel: str = ""  # earlier versions do not say
+    kernel: str = ""  # missing in earlier versions
 
     @classmethod
     def this_process(cls, now_ms: int) -> Self:
@@ -57,7 +57,7 @@ class Holder:
 
     @classmethod
     def parse(cls, text: str | None) -> Self | None:
-        """None: nobody's, or not written by us."""
+        """Return the holder; None: there is none, or not written by us."""
         try:
             fields = json.loads(text or "")
             numbers = (int(fields["pid"]), int(fields["since_ms"]), int(fields["seen_ms"]))
@@ -75,21 +75,21 @@ class Holder:
             return False
         if self.host != socket.gethostname() or self.kernel != this_kernel():
             return True
-        return self.pid != os.getpid() and _runs(self.pid)  # one query a process
+        return self.pid != os.getpid() and _runs(self.pid)  # one query per process
 
     def is_ahead(self, now_ms: int) -> bool:
-        """Its clock, or ours is behind: what `lives` says means nothing."""
+        """Return whether its clock is ahead or ours is behind, so that `lives` means nothing."""
         return self.seen_ms - now_ms > SILENCE_MS
 
     def taken(self, name: str, topic: str, now_ms: int) -> LeaseTakenError:
         since = datetime.fromtimestamp(self.since_ms / 1000, UTC).isoformat(timespec="seconds")
         ago_s = (now_ms - self.seen_ms) // 1000
-        heard = f"and was heard of {max(0, ago_s)} s ago"
+        heard = f"and was last active {max(0, ago_s)} s ago"
         if self.is_ahead(now_ms):
             heard = f"and whose clock is {-ago_s} s ahead of the one here"
         error = LeaseTakenError(
             f"subscription {name!r} of {topic} is the lease of another streaming query: process {self.pid} on {self.host}, which "
-            f"has it since {since} {heard} (if it has ended: wait until it is silent for {SILENCE_MS // 1000} s)",
+            f"has held it since {since} {heard} (if it has ended: wait until it is silent for {SILENCE_MS // 1000} s)",
             topic=topic,
             subscription=name,
         )
@@ -99,7 +99,7 @@ class Holder:
 
 @cache
 def this_kernel() -> str:
-    """Process ids mean the same wherever this is the same; empty: hosts have one namespace of them."""
+    """Return an id of the PID namespace: pids are comparable only where it is equal; empty if the host has just one."""
     try:
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot_id}/{os.stat('/proc/self/ns/pid').st_ino}"

@@ -1,15 +1,15 @@
-"""Keeps a query's lease in the background: makes it for new topics, renews it, moves it behind what Spark has committed.
+"""Keeps a query's lease in the background: creates it for new topics, renews it, moves it up to what Spark has committed.
 
-    hold (waits)   want, move (at once, coalesced) ──► one thread ──► Lease's calls, some at a time; what fails is tried again
+    hold (waits)   want, move (at once, coalesced) ──► one thread ──► Lease's calls, some at a time, retried after failures
 
 Rules
-1. `covers` a topic: the subscription is there; a topic is read only then.
-2. `has_held`: it was there without a gap since the query's start, as far as the lease itself tells (rule 6 of lease.py). One that
-   vanished (expired while the query was away, or deleted by somebody) is made again where the query stands, but what lay before it
-   may be gone. So it may with one that somebody moved further on: each renewal looks for that, and moves it back.
-3. What fails for one topic fails for that one alone: the leases of all others are renewed and moved.
-4. A topic that is not there is not covered, and not made for the sake of its lease: whoever finds it again wants it again.
-5. Once another query has the lease, nothing more is done to it: `check` says so.
+1. `covers` a topic: the subscription exists; only then is the topic read.
+2. `has_held`: it existed without a gap since the query's start, as far as the lease itself shows (rule 6 of lease.py). One that
+   vanished (expired while the query was down, or was deleted) is created again at the query's position, but earlier entries
+   may be lost. So they may if it was moved further on: each renewal checks that, and moves it back.
+3. A failure affects only its topic: the leases of all others are renewed and moved.
+4. A missing topic is not covered, and not created for its lease: when it is found again, the lease is requested again.
+5. Once another query has the lease, nothing more is done to it: `check` raises.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 RENEW_S = 60.0
 _RETRY_S = 2.0
 _LOOK_AGAIN_S = 0.2
-_ANYWHERE = MessagePosition(0, 0)  # of a lease that was found: behind where the query stands
+_ANYWHERE = MessagePosition(0, 0)  # for a lease that was found: after the query's position
 
 
 class LeaseKeeper:
@@ -42,9 +42,9 @@ class LeaseKeeper:
         self._changed = threading.Condition()
         self._wanted: dict[str, tuple[MessagePosition, bool]] = {}
         self._moves: dict[str, MessagePosition] = {}
-        self._at: dict[str, MessagePosition] = {}  # where it is made again; its keys are covered
-        self._stands: dict[str, MessagePosition] = {}  # where it stands, as far as this process has put it there
-        self._new: set[str] = set()  # made by this process
+        self._at: dict[str, MessagePosition] = {}  # where it is created again; its keys are covered
+        self._stands: dict[str, MessagePosition] = {}  # its position, as far as this process set it
+        self._new: set[str] = set()  # created by this process
         self._broken: set[str] = set()  # rule 2
         self._failing: set[str] = set()  # those of the last round
         self._taken: LeaseTakenError | None = None
@@ -70,10 +70,10 @@ class LeaseKeeper:
             return topic in self._at and topic not in self._broken
 
     def hold(self, firsts: Mapping[str, MessagePosition], *, must_exist: bool = False, takes: bool = True) -> None:
-        """Returns when all that are there are covered. `must_exist`: the query has run before. Raises CepheidError.
+        """Return when all existing topics are covered. `must_exist`: the query has run before. Raises CepheidError.
 
-        `takes`: also from another query. Else `check` raises if there is one, and `take` takes it then.
-        Where this fails, or the lease is another's, what was made of it here goes again: whoever starts anew makes it anew.
+        `takes`: also take the lease from another query. Otherwise `check` raises if there is one, and `take` takes it then.
+        If this fails, or the lease belongs to another query, what was created here is deleted: the next start creates it again.
         """
         with self._changed:
             missing, new_before = sorted(firsts.keys() - self._at.keys()), set(self._new)
@@ -85,7 +85,7 @@ class LeaseKeeper:
             raise failures[0]
         self._start()
         with self._changed:
-            self._changed.notify()  # it rests while the lease is another's
+            self._changed.notify()  # paused while the lease belongs to another query
 
     def _unmake(self, topics: Sequence[str]) -> None:
         drop_all(self._lease, topics, self._at_once)
@@ -93,16 +93,19 @@ class LeaseKeeper:
             places = {topic: self._at[topic] for topic in topics}
         self.forget(topics)
         with self._changed:
-            if self._taken is not None:  # `take` makes it again there
+            if self._taken is not None:  # `take` creates it again there
                 self._at |= places
 
     def check(self) -> None:
-        """Raises LeaseTakenError: another query has it."""
+        """Raise LeaseTakenError if another query has the lease."""
         if self._taken is not None:
             raise self._taken
 
     def take(self, firsts: Mapping[str, MessagePosition]) -> None:
-        """It was this query's, which goes on at `firsts`: whoever has it is its own process of before, or must hear of it."""
+        """Take the lease for this query, which continues at `firsts`:
+
+        the holder is its own earlier process, or must be notified.
+        """
         with self._changed:
             is_taken, self._taken = self._taken is not None, None
             again = {topic: firsts.get(topic, at) for topic, at in self._at.items() if is_taken or firsts.get(topic, at) < at}
@@ -112,12 +115,12 @@ class LeaseKeeper:
             self.hold(again, must_exist=True)
 
     def doubt(self) -> None:
-        """The query has run before: what this process had to make was missing."""
+        """Note that the query has run before, so that leases created by this process were missing."""
         with self._changed:
             self._broken |= self._new
 
     def want(self, topic: str, first: MessagePosition, *, must_exist: bool = False) -> None:
-        """As `hold`, in the background."""
+        """Hold in the background, like `hold`."""
         with self._changed:
             if self._taken is None and topic not in self._at and topic not in self._wanted:
                 self._wanted[topic] = first, must_exist
@@ -133,7 +136,7 @@ class LeaseKeeper:
             self._changed.notify()
 
     def forget(self, topics: Iterable[str]) -> None:
-        """They are gone."""
+        """Forget topics that are deleted."""
         with self._changed:
             for topic in topics:
                 self._wanted.pop(topic, None)
@@ -143,14 +146,14 @@ class LeaseKeeper:
                     marked.discard(topic)
 
     def drop(self) -> None:
-        """Deletes it: for one that this process made, and that no offset names."""
+        """Delete the lease if this process created it and no offset names it."""
         with self._changed:
             topics = sorted(self._at)
         self.close()
         drop_all(self._lease, topics, self._at_once)
 
     def close(self) -> None:
-        """The subscription stays."""
+        """Stop; the subscription stays."""
         with self._changed:
             self._closed = True
             self._changed.notify()
@@ -167,7 +170,7 @@ class LeaseKeeper:
             pause_s: float | None = None
             try:
                 self._work()
-            except Exception as error:  # a defect of ours must not end the leases of a query that goes on
+            except Exception as error:  # a defect must not end the leases of a query that continues
                 self.failures += 1
                 pause_s = _RETRY_S
                 facts = {"subscription": self.name, "failures": self.failures}
@@ -189,15 +192,13 @@ class LeaseKeeper:
         calls = [(topic, partial(self._hold_wanted, topic)) for topic in wanted]
         calls += [(topic, partial(self._move, topic, first)) for topic, first in moves.items()]
         if is_renewal:
-            self._renewed_at = time.monotonic()  # those that fail are renewed the next time
-        failures = self._all(calls) + self._all(
-            [(topic, partial(self._renew, topic)) for topic in renewed]
-        )  # moved, then looked at
+            self._renewed_at = time.monotonic()  # failed ones are renewed the next time
+        failures = self._all(calls) + self._all([(topic, partial(self._renew, topic)) for topic in renewed])  # moved, then checked
         if failures:
             raise failures[0]
 
     def _all(self, calls: Sequence[tuple[str, Callable[[], None]]]) -> list[Exception]:
-        """Rule 3. Nobody waits behind those whose broker is away."""
+        """Make calls (rule 3). Calls to unavailable brokers do not delay the others."""
         in_order = sorted(calls, key=lambda call: call[0] in self._failing)
         return call_all([partial(self._unless_ended, *call) for call in in_order], self._at_once)
 
@@ -251,13 +252,11 @@ class LeaseKeeper:
                 self._broken.add(topic)
         if must_exist and held is Held.MADE:
             facts = {"topic": topic, "subscription": self.name, "position": str(first)}
-            what = (
-                f"subscription {self.name} of {topic} was gone: it is made again at {first}, and what lay before may be gone, too"
-            )
+            what = f"subscription {self.name} of {topic} was gone: it is created again at {first}, and earlier entries may be lost"
             log.warning("lease.made_again: %s", what, extra=facts)
 
     def _ask_to_hold(self, topic: str, first: MessagePosition, *, takes: bool) -> Held:
-        """The process of a query that was just stopped may take a moment to end; one whose clock is ahead is watched."""
+        """Hold, waiting for the process of a query that was just stopped; one whose clock is ahead is watched."""
         began, is_watched = time.monotonic(), False
         while self._taken is None:
             try:

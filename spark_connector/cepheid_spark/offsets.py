@@ -5,22 +5,22 @@
 
 | key | meaning |
 |---|---|
-| `t` | the last entry included; entry -1: none of this ledger. Batches end where entries end |
-| `from` | the first message, where an earlier offset does not say it: of all topics in the first batch, later of those found since,
-|        | or gone on with behind a loss or empty ledgers that went, and until it has moved of one that begins within an entry, or
-|        | further on than its ledger goes |
-| `cut` | entries per task, of the topics that this batch moves: so a repeated batch has the same tasks |
-| `inc` | the incarnation of the topic that its `t` and `from` are places in, if known: format 1, which is read on, had none |
-| `since` | the publish time, in ms since 1970, that the query began with: older messages are in no batch. Absent: it began |
-|        | otherwise, or the format is 1 or 2, which are read on and had none |
+| `t` | the last entry included; entry -1: none of this ledger. Batches end at entry boundaries |
+| `from` | the first message, if an earlier offset does not have it: for all topics in the first batch, later for those found since,
+|        | or continued after a loss or deleted empty ledgers, and until it has moved for one that begins within an entry, or
+|        | after the end of its ledger |
+| `cut` | entries per task, for the topics that this batch moves, so that a repeated batch has the same tasks |
+| `inc` | the incarnation of the topic to which its `t` and `from` belong, if known: format 1, which can still be read, has none |
+| `since` | the publish time, in ms since 1970, at which the query began: older messages are in no batch. Absent: it began |
+|        | otherwise, or the format is 1 or 2, which can still be read and have none |
 | `sub` | the subscription that is the query's lease; absent: there is none |
 
 Rules
-1. Spark compares offsets as JSON strings. So there is one way to write a value: keys in order at every level, whole numbers,
-   no empty `cut`, `from`, `inc`, `since`, `sub`; and where nothing is new the very dict that came from Spark goes back to it.
-2. `initialOffset` is not kept by Spark, which asks for it again after a crash: so the end of the first batch carries `from`,
-   and what an end says in `from` counts for that batch, whatever its start says.
-3. A position is not rewritten into another one of equal meaning ([7, last] and [8, -1]): that would be a batch of nothing.
+1. Spark compares offsets as JSON strings. So each value has one form: sorted keys at every level, whole numbers,
+   no empty `cut`, `from`, `inc`, `since`, `sub`; and if nothing is new the very dict from Spark is returned.
+2. Spark does not keep `initialOffset` and requests it again after a crash: so the end of the first batch has `from`,
+   and `from` of an end applies to that batch, whatever its start says.
+3. A position is not rewritten into an equivalent one ([7, last] and [8, -1]): that would be an empty batch.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from cepheid_ports import CepheidError
 FORMAT = 3
 _KEYS_1 = frozenset(("cut", "from", "sub", "t", "v"))
 _KEYS_2 = _KEYS_1 | {"inc"}
-_KEYS = {1: _KEYS_1, 2: _KEYS_2, FORMAT: _KEYS_2 | {"since"}}  # of all formats that are read
+_KEYS = {1: _KEYS_1, 2: _KEYS_2, FORMAT: _KEYS_2 | {"since"}}  # of all readable formats
 
 
 class BadOffsetError(CepheidError):
-    """A checkpoint whose offset cannot be used."""
+    """The checkpoint has an unusable offset."""
 
     hint = "use the checkpoint with the version that wrote it, or start the query with a new checkpoint and startingOffsets"
 
@@ -56,7 +56,7 @@ class EntryPosition(NamedTuple):
 
     @property
     def next(self) -> MessagePosition:
-        """The first message not included, as far as this ledger is meant."""
+        """Return the first message not included, within this ledger."""
         return MessagePosition(self.ledger_id, self.entry_id + 1)
 
 
@@ -66,7 +66,7 @@ class StreamOffset:
     starts: Mapping[str, MessagePosition] = field(default_factory=dict)  # `from`
     cut: Mapping[str, int] = field(default_factory=dict)
     subscription: str | None = None
-    incarnations: Mapping[str, str] = field(default_factory=dict)  # of topics in `ends`, as far as they are known
+    incarnations: Mapping[str, str] = field(default_factory=dict)  # of topics in `ends`, as far as known
     since_ms: int | None = None
 
     @classmethod
@@ -82,15 +82,15 @@ class StreamOffset:
 
     @property
     def is_initial(self) -> bool:
-        """Nothing is included yet: it is the offset before the first batch."""
+        """Whether nothing is included yet: the offset before the first batch."""
         return self.ends.keys() == self.starts.keys() and all(map(self.is_start, self.starts))
 
     def is_start(self, topic: str) -> bool:
-        """Nothing of the topic was read yet: it stands where it begins."""
+        """Return whether nothing of the topic was read yet: it is at its start."""
         return topic in self.starts and self.ends.get(topic) == EntryPosition.before(self.starts[topic])
 
     def first_message(self, topic: str, start: StreamOffset) -> MessagePosition:
-        """Where the batch from `start` to this end begins in `topic`, one of `ends` (rule 2)."""
+        """Return where the batch from `start` to this end begins in `topic`, one of `ends` (rule 2)."""
         if topic in self.starts:
             return self.starts[topic]
         if topic not in start.ends:
@@ -106,9 +106,12 @@ class StreamOffset:
         incarnations: Mapping[str, str],
         gone: frozenset[str] = frozenset(),
     ) -> StreamOffset:
-        """The end of the batch that starts here: `ends` of the topics that moved, `found`: starts of those that are new here, or
-        that must still be told, `incarnations` that are new, or known for the first time."""
-        waiting = {  # a start within a batch of messages, which `ends` cannot say
+        """Return the end of the batch that starts here.
+
+        `ends`: of the topics that moved; `found`: starts of topics that are new, or must still be recorded; `incarnations`: those
+        that are new, or known for the first time.
+        """
+        waiting = {  # a start within a batch of messages, which `ends` cannot express
             topic: first for topic, first in self.starts.items() if first.batch_index >= 0 and self.is_start(topic)
         }
         starts = {**(self.starts if self.is_initial else waiting), **found}
@@ -136,9 +139,9 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, document: Any) -> StreamOffset:
-        """Raises BadOffsetError: another format, or none that we wrote."""
+        """Return the offset. Raises BadOffsetError for another format, or a document that is not ours."""
         if not isinstance(document, dict) or "v" not in document:
-            raise BadOffsetError(f"this is no offset of a Cepheid stream: {_short(document)}")
+            raise BadOffsetError(f"this is not an offset of a Cepheid stream: {_short(document)}")
         number = document["v"]
         if number not in tuple(_KEYS):
             known = f"1 to {FORMAT}"
@@ -163,22 +166,22 @@ class StreamOffset:
 
 
 def _numbers(position: MessagePosition) -> list[int]:
-    """The index within an entry only where there is one: a user's start may point into a batch."""
+    """Return the numbers, with the index within an entry only if there is one: a user's start may be inside a batch."""
     whole = [int(position.ledger_id), int(position.entry_id)]
     return whole if position.batch_index < 0 else [*whole, int(position.batch_index)]
 
 
 def _whole(numbers: Any, at_least: int, at_most: int) -> list[int]:
     if not isinstance(numbers, list) or not at_least <= len(numbers) <= at_most:
-        raise ValueError(f"{numbers!r} is no position")
+        raise ValueError(f"{numbers!r} is not a position")
     if not all(isinstance(number, int) and not isinstance(number, bool) and number >= -1 for number in numbers):
-        raise ValueError(f"{numbers!r} are no whole numbers from -1 on")
+        raise ValueError(f"{numbers!r} are not whole numbers from -1 on")
     return numbers
 
 
 def _text(incarnation: Any) -> str:
     if not isinstance(incarnation, str) or not incarnation:
-        raise ValueError(f"{incarnation!r} is no incarnation")
+        raise ValueError(f"{incarnation!r} is not an incarnation")
     return incarnation
 
 

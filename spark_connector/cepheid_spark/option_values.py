@@ -1,4 +1,4 @@
-"""From the texts of options to values: sizes, durations, times, lists. A refusal names the option, the value and what is accepted.
+"""Parses the texts of options: sizes, durations, times, lists. Errors name the option, the value and what is accepted.
 
 64mb, 1gb, 4096                      sizes, in steps of 1024
 500ms, 10s, 15m, 6h, 7d              durations; a bare number is seconds
@@ -19,7 +19,7 @@ from cepheid_scan.edge_words import time_ms
 
 T = TypeVar("T")
 Parse = Callable[[str, str], T]
-"""Of an option's name and its text."""
+"""Parses an option's text, given its name."""
 
 _SIZE_UNITS = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30, "t": 1 << 40}
 _SIZE_UNITS |= {"tb": 1 << 40, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
@@ -59,7 +59,7 @@ def whole_number(*, least: int, most: int = 1 << 62) -> Parse[int]:
 
 
 def _with_unit(text: str, units: Mapping[str, T]) -> tuple[str, T] | None:
-    """Return the number as it is written, and what its unit stands for; None: the text is not a number with a unit."""
+    """Return the number as written, and the value of its unit; None: the text is not a number with a unit."""
     match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,6})?)\s*([a-z]*)", text.strip().lower())
     return None if match is None or match[2] not in units else (match[1], units[match[2]])
 
@@ -97,7 +97,7 @@ def duration(*, least_s: float = 0.0, most_s: float = 10 * 365 * 86400.0) -> Par
 
 
 def parse_time_ms(name: str, text: str) -> int:
-    """Return milliseconds since 1970. A time without its zone is refused: the driver's zone is not the user's."""
+    """Return milliseconds since 1970. A time without a zone is refused: the driver's zone is not the user's."""
     try:
         return time_ms(text)
     except BadOptionError as error:
@@ -106,13 +106,13 @@ def parse_time_ms(name: str, text: str) -> int:
 
 
 def parse_list(name: str, text: str) -> tuple[str, ...]:
-    """Comma separated, or a JSON list for values that have commas in them. Neither empty nor with empty members."""
+    """Parse a comma-separated list, or a JSON list for values with commas. Neither the list nor its members may be empty."""
     accepted = 'a list: a,b,c or ["a","b","c"]'
     members: list[Any]
     if text.lstrip().startswith("["):
         try:
             members = json.loads(text)
-        except (ValueError, RecursionError):  # the second: of brackets within brackets
+        except (ValueError, RecursionError):  # the second: for deeply nested brackets
             raise refuse(name, text, accepted) from None
         if not all(isinstance(member, str | int) and not isinstance(member, bool) for member in members):
             raise refuse(name, text, accepted)
@@ -124,7 +124,7 @@ def parse_list(name: str, text: str) -> tuple[str, ...]:
 
 
 def parse_numbers(name: str, text: str) -> frozenset[int]:
-    """`0,3,7-9`: both ends of a run included."""
+    """Parse `0,3,7-9`, runs with both ends included."""
     accepted = "numbers and runs of them, such as 0,3,7-9"
     numbers: set[int] = set()
     for part in parse_list(name, text):
@@ -163,7 +163,7 @@ def parse_regex(name: str, text: str) -> str:
 
 
 def plain_name(name: str) -> str:
-    """Return a name as names are compared: without case, dots and underscores."""
+    """Return a name in the form for comparison: without case, dots and underscores."""
     return re.sub(r"[._]", "", name.lower())
 
 
@@ -171,7 +171,7 @@ class OptionTable:
     """The options of one use, by name.
 
     `refused` maps names that exist elsewhere, or do not exist yet, to the rest of the error `option NAME …`; `refused_prefixes`
-    does so for all names that begin alike.
+    does so for all names with a prefix.
     """
 
     def __init__(
@@ -188,15 +188,17 @@ class OptionTable:
         self._names = {plain_name(name): name for name in (*parsers, *self._other_names, *self._refused)}
 
     def parse(self, options: Mapping[str, str]) -> dict[str, Any]:
-        """Return the values by our name. Raises BadOptionError."""
+        """Return the values by their names here. Raises BadOptionError."""
         values: dict[str, Any] = {}
-        texts: dict[str, tuple[str, str]] = {}  # by our name: how it was written, and its text
+        texts: dict[str, tuple[str, str]] = {}  # by our name: the written name, and its text
         for written, text in options.items():
             name = self._known_name(written)
             if name in texts and texts[name][1] != text:
-                raise BadOptionError(f"options {texts[name][0]} and {written} are one option and have two values: give one of them")
+                raise BadOptionError(
+                    f"options {texts[name][0]} and {written} are the same option with two values: give one of them"
+                )
             texts[name] = (written, text)
-            values[name] = self._parsers[name](name, text)  # Spark has lower-cased what the user wrote
+            values[name] = self._parsers[name](name, text)  # Spark has lower-cased the user's name
         return values
 
     def _known_name(self, written: str) -> str:

@@ -1,8 +1,8 @@
-"""Options of the source `cepheid`: their names, and what they mean as a request. docs/spark.md has them for users.
+"""Options of the source `cepheid`: their names, and their conversion to a request. docs/spark.md describes them for users.
 
 Names are compared without case, dots and underscores: service.url, serviceUrl and SERVICE_URL are one option. An unknown name is an
-error that names the nearest known one; so is an option of what is not served yet. What a batch read has no use for
-(maxBytesPerTrigger, …) is accepted there: one table definition serves batch and stream.
+error that names the nearest known one; so is an option that is not supported yet. Options that a batch read does not use
+(maxBytesPerTrigger, …) are accepted there: one table definition serves batch and stream.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ STREAM_LEASE_S = 7 * 86400.0
 
 
 def parse_filter_pushdown(name: str, text: str) -> None:
-    """Accept `false`, in this release, with a warning. The option is gone. Raises BadOptionError for `true`."""
+    """Accept `false` in this release, with a warning; the option was removed. Raises BadOptionError for `true`."""
     if parse_bool(name, text):
         raise BadOptionError(
             f"option {name}: 'true' is not accepted: Spark applies the filters of a DataFrame's first query to its later queries "
@@ -75,7 +75,7 @@ def parse_filter_pushdown(name: str, text: str) -> None:
 
 
 OPTIONS: Mapping[str, Parse[Any]] = {
-    # whom to ask
+    # the cluster
     "serviceUrl": address("pulsar", "pulsar+ssl", "http", "https"),
     "adminUrl": address("http", "https"),
     "metadata": address("zk", "zks"),
@@ -105,7 +105,7 @@ OPTIONS: Mapping[str, Parse[Any]] = {
     "eventTimeFrom": parse_time_ms,
     "eventTimeUntil": parse_time_ms,
     "keys": parse_list,
-    # as which rows
+    # the form of rows
     "readMode": one_of("messages", "entries", "typed"),
     "columns": parse_list,
     "columnStyle": one_of("plain", "pulsar-spark"),
@@ -114,7 +114,7 @@ OPTIONS: Mapping[str, Parse[Any]] = {
     "onBadRecord": one_of("fail", "null", "skip"),
     "failOnDataLoss": parse_bool,
     "filterPushdown": parse_filter_pushdown,
-    # in which tasks, and how they read
+    # tasks, and how they read
     "targetPartitionBytes": size(least=MiB),
     "minPartitions": whole_number(least=1, most=50_000),
     "rack": parse_text,
@@ -126,14 +126,14 @@ OPTIONS: Mapping[str, Parse[Any]] = {
     "verifyChecksum": parse_bool,
     "chunkLookback": whole_number(least=0, most=1_000_000),
     "freezeGc": parse_bool,
-    # of ledgers in object storage
+    # for ledgers in object storage
     "preferBookies": parse_bool,
     "storageAccessKey": parse_text,
     "storageSecretKey": parse_text,
     "storageSessionToken": parse_text,
     "storageEndpoint": parse_text,
     "storageRegion": parse_text,
-    # micro-batches, and what holds the data while a query needs it
+    # micro-batches, and the lease of a query
     "maxBytesPerTrigger": size(),
     "maxEntriesPerTrigger": whole_number(least=1),
     "minBytesPerTrigger": size(),
@@ -154,12 +154,12 @@ _NOT_SERVED |= dict.fromkeys(("authPlugin", "authParams"), _NO_PLUGINS)
 _NOT_SERVED["tlsValidateHostname"] = "is not served: host names are always checked"
 _NOT_SERVED_PREFIXES = {"producer.": "is not served: a write chooses itself how it sends"}
 SECRETS = ("token", "password", "storageAccessKey", "storageSecretKey", "storageSessionToken")
-"""Options that nothing may show. Spark's logs leave out what matches `spark.redaction.regex`; by default these do."""
+"""Options whose values nothing may show. Spark's logs leave out what matches `spark.redaction.regex`; by default these do."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions(ScanRequest):
-    """All of a source's options, checked: a scan, whose columns are still to be chosen, and what Spark needs besides.
+    """All checked options of a source: a scan, whose columns are still to be chosen, and settings for Spark.
 
     `columns` None: the mode's own. Limits None: none. Times in seconds, sizes in bytes.
     """
@@ -171,14 +171,14 @@ class SourceOptions(ScanRequest):
     max_entries_per_trigger: int | None = None
     min_bytes_per_trigger: int | None = None
     max_trigger_delay_s: float = 900.0
-    subscription: str | None = None  # of the lease, never that of the start; None: a name is made
-    has_lease: bool = True  # subscription=none: nothing holds the data
+    subscription: str | None = None  # of the lease, never that of the start; None: a name is created
+    has_lease: bool = True  # subscription=none: no lease
     lease_ttl_s: float = BATCH_LEASE_S
     topic_discovery_s: float = 30.0
     metadata_retry_s: float = 60.0
 
     def reading(self, columns: tuple[str, ...], schemas: tuple[SchemaVersion, ...] = ()) -> Self:
-        """Return the same with the columns that tasks give, and the schema versions of typed rows."""
+        """Return the same options with the columns of tasks, and the schema versions of typed rows."""
         return replace(self, spec=replace(self.spec, columns=columns, schemas=schemas))
 
 
@@ -194,7 +194,7 @@ _FIELDS = {
     "topicDiscoveryInterval": "topic_discovery_s",
     "metadataRetry": "metadata_retry_s",
 }
-"""Options whose values are fields as they are. Without them the fields' defaults count."""
+"""Options whose values are used unchanged as fields. Without them the fields' defaults apply."""
 
 
 def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
@@ -217,7 +217,7 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptio
             reader_version=_reader_version(given.get("schemaVersion", "latest"), mode),
             plan_source=source,
             storage=_storage_access(given),
-            decryption_keys=given.get("decryptionKeys"),  # looked up by the tasks
+            decryption_keys=given.get("decryptionKeys"),  # loaded by the tasks
         ),
         start=start,
         end=end,
@@ -231,7 +231,7 @@ def parse_options(options: Mapping[str, str], *, streaming: bool) -> SourceOptio
 
 
 def is_secret(written: str) -> bool:
-    """Whether the option of this name, as somebody wrote it, is one that nothing may show."""
+    """Return whether nothing may show the option of this name, as a user wrote it."""
     return plain_name(written) in {plain_name(name) for name in SECRETS}
 
 
@@ -240,7 +240,7 @@ _TABLE = OptionTable(OPTIONS, OTHER_NAMES, _NOT_SERVED, _NOT_SERVED_PREFIXES)
 
 def _parse_values(options: Mapping[str, str]) -> dict[str, Any]:
     if any(plain_name(written) == "path" for written in options):
-        raise BadOptionError("load() takes no path here: name the topic by .option('topic', …)", option="path")
+        raise BadOptionError("load() accepts no path here: name the topic by .option('topic', …)", option="path")
     return _TABLE.parse(options)
 
 
@@ -263,16 +263,16 @@ def _plan_source(given: Mapping[str, Any]) -> PlanSource:
 
 
 def _tls(given: Mapping[str, Any]) -> ClientTls | None:
-    """Return the files of TLS, which driver and executors read; None: those of their environments count."""
+    """Return the files of TLS, which driver and executors read; None: use those of their environments."""
     ca_file, certificate_file, key_file = (given.get(name) for name in ("tlsTrustCerts", "tlsCertFile", "tlsKeyFile"))
     if (certificate_file is None) != (key_file is None):
-        raise BadOptionError("options tlsCertFile and tlsKeyFile belong together: give both, or none")
+        raise BadOptionError("options tlsCertFile and tlsKeyFile must be given together")
     crl = ClientTls.from_environment().crl if ca_file else None
     return ClientTls(ca_file, certificate_file, key_file, crl) if ca_file or certificate_file else None
 
 
 def read_secrets(given: Mapping[str, Any]) -> ClientSecrets:
-    """Return what is shown to brokers: of the options, else of the driver's environment. No error has the text of a secret."""
+    """Return the credentials for brokers, from the options, otherwise from the driver's environment. Errors contain no secret."""
     named = [name for name in ("token", "tokenEnv", "tokenFile", "oauth2File", "user") if name in given]
     if len(named) > 1:
         raise BadOptionError(f"options {' and '.join(named)} exclude each other: give one")
@@ -302,7 +302,7 @@ def _user_and_password(given: Mapping[str, Any]) -> tuple[str, str]:
     if "user" not in given or len(named) != 1:
         raise BadOptionError("option user and one of password, passwordEnv and passwordFile belong together", option="user")
     if ":" in given["user"]:
-        raise BadOptionError("option user: a user name has no colon", option="user")
+        raise BadOptionError("option user: a user name must not contain a colon", option="user")
     read = {"passwordEnv": _of_environment, "passwordFile": _of_file}.get(named[0])
     return given["user"], given["password"] if read is None else read(given, named[0])
 
@@ -330,7 +330,7 @@ def _storage_access(given: Mapping[str, Any]) -> StorageAccess:
         region=given.get("storageRegion"),
     )
     if (access.access_key is None) != (access.secret_key is None):
-        raise BadOptionError("options storageAccessKey and storageSecretKey belong together: give both, or none")
+        raise BadOptionError("options storageAccessKey and storageSecretKey must be given together")
     if access.session_token is not None and access.access_key is None:
         raise BadOptionError("option storageSessionToken needs storageAccessKey and storageSecretKey, which it was issued with")
     return access
@@ -380,7 +380,7 @@ def _edges(given: Mapping[str, Any], *, streaming: bool) -> tuple[Edge, Edge]:
 
 
 def _starting_subscription(starting: str, lease: str | None) -> str:
-    """The name is that of the option subscription where no other is given: then the lease has one that is made."""
+    """Return the subscription to start at: by default that of the option subscription, and the lease then gets a created name."""
     _, mark, name = starting.partition(":")
     if not mark and lease not in (None, NO_SUBSCRIPTION):
         return lease
@@ -394,13 +394,13 @@ def _starting_subscription(starting: str, lease: str | None) -> str:
 
 
 def _positions(option: str, text: str, *, word: str) -> Edge:
-    """`word` is what topics have that are not named, so it may be said of some, too."""
+    """Return the positions. `word` applies to topics that are not named, so it may also be given for some of them."""
     accepted = f'{word}, or JSON of positions by topic partition: {{"persistent://public/default/t-partition-0": "12:345"}}'
     if option == "startingOffsets":
         accepted = f"latest (streams), subscription:NAME, {accepted}"
     try:
         by_topic = json.loads(text)
-    except (ValueError, RecursionError):  # the second: of brackets within brackets
+    except (ValueError, RecursionError):  # the second: for deeply nested brackets
         raise refuse(option, text, accepted) from None
     if not isinstance(by_topic, dict) or not by_topic or not all(isinstance(place, str) for place in by_topic.values()):
         raise refuse(option, text, accepted)
@@ -416,7 +416,7 @@ def _positions(option: str, text: str, *, word: str) -> Edge:
 
 
 def _row_filter(given: Mapping[str, Any]) -> RowFilter:
-    """Publish times are the range's edges; the planner puts them here."""
+    """Return the filter. Publish times are edges of the range, which the planner adds."""
     keys = frozenset(given["keys"]) if "keys" in given else None
     return RowFilter(event_from_ms=given.get("eventTimeFrom"), event_until_ms=given.get("eventTimeUntil"), keys=keys)
 

@@ -1,4 +1,4 @@
-"""What a Spark task is told, and how it reads: the same for batch and stream."""
+"""The input of a Spark task, and its reading: the same for batch and stream."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ PackedHistory = tuple[SchemaVersion | int, ...]
 
 
 class TaskPartition(InputPartition):
-    """`spec` without schemas: partitions are pickled one by one, readers once a query, and a topic's history may have megabytes.
+    """One task. `spec` is without schemas: partitions are pickled one by one, readers once per query, and a topic's history may be
+    large.
 
-    `lease`: of a batch read, to be prolonged. `histories`: as `partitions_of` packs them; nothing: all topics of the task have
+    `lease`: of a batch read, to be renewed. `histories`: as packed by `partitions_of`; empty: all topics of the task have
     the reader's.
     """
 
@@ -44,11 +45,11 @@ class TaskPartition(InputPartition):
         self.histories = histories
 
     def carried(self) -> tuple[SchemaVersion, ...]:
-        """What the rows have their schema of, where the reader does not know it."""
+        """Return the versions of the rows' schema, if the reader does not know it."""
         return _unpack_histories(self.histories)[0]
 
     def unpacked(self, known: Sequence[SchemaVersion]) -> ScanSpec:
-        """`known`: the schema versions of the reader."""
+        """Return the spec with schemas. `known`: the schema versions of the reader."""
         writers = tuple(
             (topic, tuple(known[each] if isinstance(each, int) else each for each in versions))
             for topic, versions in _unpack_histories(self.histories)[1].items()
@@ -56,7 +57,7 @@ class TaskPartition(InputPartition):
         return replace(self.spec, schemas=tuple(known), writers=writers)
 
     def __repr__(self) -> str:
-        """The base class shows every attribute, the ticket and the token too."""
+        """Return the topics only: the base class shows every attribute, including the ticket and the token."""
         from cepheid_scan.scan_task import places
 
         return f"TaskPartition({places(self.task.pieces)})"
@@ -70,7 +71,7 @@ def partitions_of(
     *,
     is_known: bool = True,
 ) -> list[InputPartition]:
-    """`known`: the history that the rows have their schema of. `is_known`: the tasks' reader has it, too."""
+    """Return the partitions. `known`: the history of the rows' schema. `is_known`: the tasks' reader has it, too."""
     slim = replace(spec, schemas=(), writers=())
     carried = () if is_known else tuple(known)
     packed = {
@@ -80,7 +81,7 @@ def partitions_of(
 
     @cache
     def pack(topics: tuple[str, ...]) -> bytes:
-        """Compress, since versions of one schema differ in a few words. A version that `known` has is named by its place there."""
+        """Compress, since versions of one schema differ little. A version in `known` is replaced by its index there."""
         histories = {topic: packed[topic] for topic in topics}
         return zlib.compress(pickle.dumps((carried, histories))) if carried or histories else b""
 
@@ -88,7 +89,7 @@ def partitions_of(
 
 
 def _topics_of(task: ScanTask, packed: Mapping[str, PackedHistory]) -> tuple[str, ...]:
-    """Those of the task that have a history of their own."""
+    """Return the topics of the task that have their own history."""
     if not packed:
         return ()
     from cepheid_decode.shared_schema import base_of
@@ -103,7 +104,7 @@ def _unpack_histories(packed: bytes) -> tuple[tuple[SchemaVersion, ...], dict[st
 def read_partition(
     partition: InputPartition, known: Sequence[SchemaVersion], layout: RowLayout, schema: StructType, *, freeze_gc: bool
 ) -> Iterator[pa.RecordBatch]:
-    """A task's rows. Spark makes one partition of value None where there is nothing to read. `known`: as for `unpacked`."""
+    """Yield a task's rows. Spark creates one partition of value None if there is nothing to read. `known`: as for `unpacked`."""
     if not isinstance(partition, TaskPartition):
         return
     from pyspark.sql.pandas.types import to_arrow_schema
@@ -120,14 +121,14 @@ def read_partition(
                 _freeze_once()
             yield from portions(layout.arrange(batch, arrow_schema))
     except CepheidError as error:
-        raise error.with_traceback(None) from None  # as brief_errors: it says all there is to know
+        raise error.with_traceback(None) from None  # like brief_errors: it is complete without the stack
 
 
 def portions(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """The same rows; large ones about `PORTION_BYTES` at a time, without copying them.
+    """Yield the same rows; large ones about `PORTION_BYTES` at a time, without copying them.
 
     The JVM copies each row's bytes three times: from batches that fit the processor's cache, rows of 1 KB take it a seventh less
-    work than from those of 16 MB that are best to decode. Small rows gain less there than more batches cost here.
+    work than from those of 16 MB that are best for decoding. Small rows gain less there than more batches cost here.
     """
     row_bytes = batch.nbytes // max(1, batch.num_rows)
     if row_bytes < LARGE_ROW_BYTES:
@@ -139,9 +140,9 @@ def portions(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
 
 
 def _freeze_once() -> None:
-    """Spark's worker runs a full collection after every task: 15-30 ms over the modules alone, unless they are frozen.
+    """Freeze existing objects: Spark's worker runs a full collection after every task, 15-30 ms over the modules alone.
 
-    With the first batch, since by then everything is imported that a task needs.
+    At the first batch, when everything that a task needs is imported.
     """
     global _is_frozen
     if not _is_frozen:

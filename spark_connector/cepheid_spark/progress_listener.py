@@ -1,10 +1,10 @@
-"""How streams of this source are doing, for logs and for Prometheus, from what Spark says after each micro-batch.
+"""Figures of this source's streams for logs and Prometheus, from Spark's progress after each micro-batch.
 
     listener = ProgressListener()
     spark.streams.addListener(listener)
     listener.prometheus_text()                 # for an endpoint of the application; the same figures are logged
 
-The figures of lag are the source's own (lag.py): after what the last micro-batch took. Spark calls listeners in the user's process.
+The figures of lag are the source's own (lag.py), after the last micro-batch. Spark calls listeners in the user's process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ log = logging.getLogger("cepheid.spark")
 
 @dataclass(frozen=True, slots=True)
 class SourceFigures:
-    """Of one of our sources in one query, after its last batch. Lag: entries not yet taken, stored bytes, age of the oldest one."""
+    """Figures of one of our sources in a query, after its last batch.
+
+    Lag: entries not taken yet, stored bytes, age of the oldest one.
+    """
 
     query: str
     source: int
@@ -48,10 +51,10 @@ class ProgressListener(StreamingQueryListener):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._figures: dict[tuple[str, int], SourceFigures] = {}
-        self._totals: dict[tuple[str, int], tuple[int, int]] = {}  # batches and rows since this listener came
+        self._totals: dict[tuple[str, int], tuple[int, int]] = {}  # batches and rows since this listener was added
 
     def figures(self) -> list[SourceFigures]:
-        """Of queries that run."""
+        """Return the figures of running queries."""
         with self._lock:
             return list(self._figures.values())
 
@@ -85,20 +88,20 @@ class ProgressListener(StreamingQueryListener):
             yield Family(f"cepheid_spark_{name}", "counter" if name.endswith("_total") else "gauge", text, tuple(samples))
 
 
-_LOST = "Entries that were trimmed before they were read, as far as known, since the query started."
+_LOST = "Entries trimmed before they were read, as far as known, since the query started."
 _FAMILIES: Sequence[tuple[str, str, Callable[[SourceFigures, int, int], float]]] = (  # of figures, batches and rows
     ("lag_bytes", "Stored bytes that the stream has not taken yet.", lambda found, *_: found.lag_bytes),
-    ("lag_entries", "Entries that it has not taken yet.", lambda found, *_: found.lag_entries),
-    ("lag_seconds", "How long the oldest of them waits, at least.", lambda found, *_: found.lag_s),
+    ("lag_entries", "Entries that the stream has not taken yet.", lambda found, *_: found.lag_entries),
+    ("lag_seconds", "Minimum age in seconds of the oldest entry not taken yet.", lambda found, *_: found.lag_s),
     ("lost_entries", _LOST, lambda found, *_: found.lost_entries),
-    ("batch_seconds", "How long the last micro-batch took.", lambda found, *_: found.batch_s),
+    ("batch_seconds", "Duration of the last micro-batch in seconds.", lambda found, *_: found.batch_s),
     ("batches_total", "Micro-batches.", lambda _, batches, __: batches),
-    ("rows_total", "Rows that came from the source.", lambda _, __, count: count),
+    ("rows_total", "Rows read from the source.", lambda _, __, count: count),
 )
 
 
 def figures_of(progress: dict[str, Any]) -> Iterator[SourceFigures]:
-    """Of a query's progress as Spark writes it. Sources of others are left out."""
+    """Yield the figures of a query's progress as Spark writes it. Other sources are left out."""
     for number, source in enumerate(progress.get("sources", ())):
         lag = source.get("latestOffset")
         lag = json.loads(lag) if isinstance(lag, str) else lag

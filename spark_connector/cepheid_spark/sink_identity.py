@@ -1,18 +1,18 @@
-"""Under which names and numbers a task sends, so that what it repeats is stored once. No I/O.
+"""Producer names and sequence ids of tasks, with which repeated rows are stored once. No I/O.
 
-    producer name    spark-SINK-TASK[-pPARTITIONS]    one for each task of a write, on each topic partition that it sends to
-                     spark-SINK-query                 claimed first by each task, where the user named the sink
+    producer name    spark-SINK-TASK[-pPARTITIONS]    one per task of a write, on each topic partition that it sends to
+                     spark-SINK-query                 claimed first by each task, if the user named the sink
     sequence id      batch × 2³² + row                rows are counted by topic partition, from 0 in each batch
 
-A task that is repeated has the same name, and asks the broker for the last sequence id that is stored under it. What is stored of
-its batch is the beginning of its rows: it goes on with the row after that.
+A repeated task has the same name, and asks the broker for the last sequence id stored under it. The stored part of
+its batch is the beginning of its rows: it continues with the next row.
 
 Rules
-1. The rows of a batch, their order, and the topic partition of each depend on nothing but the batch. Where a topic has got more
-   partitions, row 17 of one of them is another row, and would be taken for stored: so their number is in the name. A batch that was
+1. The rows of a batch, their order, and the topic partition of each depend only on the batch. If a topic gets more
+   partitions, row 17 of one of them is another row, and would count as stored: so their number is in the name. A batch that was
    interrupted while it changed is stored twice, in part.
 2. The broker binds a name to an owner, and a batch to what it contains (docs/producers.md). Another checkpoint begins again at
-   batch 0, and with another number of tasks a task has other rows: they would be taken for stored, so the producer is refused.
+   batch 0, and with another number of tasks a task has other rows: they would count as stored, so the producer is refused.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
 class SinkNameTakenError(CepheidError):
     """The name under which this sink sends was used by another query, or by this one with another checkpoint."""
 
-    hint: ClassVar[str] = "give the query a sinkName of its own, or leave sinkName out: then it is the query's id"
+    hint: ClassVar[str] = "give the query its own sinkName, or leave sinkName out: it is then the query's id"
 
 
 class RowsChangedError(CepheidError):
-    """A batch that was interrupted has other rows when it is repeated, so what is stored of it cannot be told."""
+    """An interrupted batch has other rows when it is repeated, so its stored part cannot be determined."""
 
     hint: ClassVar[str] = (
         "make the rows of a batch depend on its input alone (no rand(), uuid() or now()), or write with exactlyOnce=false; the "
-        "query goes on with a new checkpoint"
+        "query continues with a new checkpoint"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class TaskPlace:
-    """Which task this is, as Spark says."""
+    """The task, according to Spark."""
 
     task: int
     properties: Mapping[str, str]
@@ -65,7 +65,7 @@ class TaskPlace:
 
 @dataclass(frozen=True, slots=True)
 class SinkIdentity:
-    """Of one task of one batch."""
+    """Identity of one task in one batch."""
 
     sink: str
     owner: str
@@ -73,12 +73,12 @@ class SinkIdentity:
     task: int
 
     def producer_name(self, partitions: int) -> str:
-        """Return the name on each topic partition of a topic with so many; 0: it is not partitioned."""
+        """Return the name on each partition of a topic with this many; 0: it is not partitioned."""
         return f"spark-{self.sink}-{self.task}" + (f"-p{partitions}" if partitions else "")
 
     @property
     def query_name(self) -> str:
-        """The name that all tasks of the query claim, so that no other query writes under the sink's name meanwhile."""
+        """The name claimed by all tasks of the query, so that no other query writes under the sink's name meanwhile."""
         return f"spark-{self.sink}-query"
 
     @property
@@ -91,13 +91,13 @@ class SinkIdentity:
         if stored_batch > self.batch:
             raise SinkNameTakenError(
                 f"{where} has stored batch {stored_batch}, and this is batch {self.batch}: another query writes as sink "
-                f"{self.sink!r}, or its checkpoint was deleted; every row would be taken for stored",
+                f"{self.sink!r}, or its checkpoint was deleted; every row would count as stored",
                 sink=self.sink,
             )
         return last_sequence_id - self.first_sequence_id + 1 if stored_batch == self.batch else 0
 
     def check_rows(self, rows: int, stored: int, where: str) -> None:
-        """Raises RowsChangedError when more is stored of the batch than it has."""
+        """Raise RowsChangedError if more rows are stored of the batch than it has."""
         if stored > rows:
             raise RowsChangedError(
                 f"{where} has stored {stored:,} rows of batch {self.batch}, and the batch, repeated, has {rows:,}", sink=self.sink
@@ -105,12 +105,12 @@ class SinkIdentity:
 
 
 def new_job_name() -> str:
-    """Return the name of a write that is not repeated as a whole; tasks of it are."""
+    """Return the name of a write that is not repeated as a whole; its tasks are."""
     return uuid.uuid4().hex
 
 
 def identity_of(options: SinkOptions, place: TaskPlace, job: str | None) -> SinkIdentity:
-    """Return under what a task sends. `job`: the name of a batch write; None: this is a micro-batch. Raises BadOptionError."""
+    """Return the identity of a task. `job`: the name of a batch write; None: this is a micro-batch. Raises BadOptionError."""
     query = place.properties.get(_QUERY_ID)
     if job is not None:
         sink, batch = options.name or job, options.batch_id or 0
@@ -124,5 +124,5 @@ def identity_of(options: SinkOptions, place: TaskPlace, job: str | None) -> Sink
         )
     batch = int(number)
     if batch > MOST_BATCHES:
-        raise BadOptionError(f"micro-batch {batch:,} is above {MOST_BATCHES:,}: begin with a new checkpoint", option="exactlyOnce")
+        raise BadOptionError(f"micro-batch {batch:,} is above {MOST_BATCHES:,}: start with a new checkpoint", option="exactlyOnce")
     return SinkIdentity(options.name or query, query, batch, place.task)

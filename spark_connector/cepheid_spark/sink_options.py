@@ -1,4 +1,4 @@
-"""Options of the sink `cepheid`: what `df.write` and `df.writeStream` are given. docs/spark.md has them for users."""
+"""Options of the sink `cepheid`: those of `df.write` and `df.writeStream`. docs/spark.md describes them for users."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from cepheid_wire import InvalidTopicNameError, TopicName
 
 SINK_MEMORY_S = 7 * 86400.0
 MOST_BATCHES = (1 << 31) - 1
-"""The number of a micro-batch is the upper half of sequence ids, which have 63 bits."""
+"""Maximum number of a micro-batch: it is the upper half of sequence ids, which have 63 bits."""
 MOST_NAME_CHARACTERS = 200
 
 
 def parse_name(name: str, text: str) -> str:
-    """A name is part of the names of producers, which statistics and rows show."""
+    """Check a name: it is part of producer names, which statistics and rows show."""
     if not text.strip() or not text.isprintable() or len(text) > MOST_NAME_CHARACTERS:
         raise refuse(name, text, f"a printable name of up to {MOST_NAME_CHARACTERS} characters")
     return text.strip()
 
 
 SINK_OPTIONS: Mapping[str, Parse[Any]] = {
-    # whom to send to, as whom
+    # the cluster and credentials
     "serviceUrl": address("pulsar", "pulsar+ssl"),
     "token": parse_text,
     "tokenEnv": parse_text,
@@ -41,13 +41,13 @@ SINK_OPTIONS: Mapping[str, Parse[Any]] = {
     "tlsCertFile": parse_text,
     "tlsKeyFile": parse_text,
     "tlsValidateHostname": parse_bool,
-    # what is written, and where
+    # content and destination
     "topic": parse_text,
     "encode": one_of("avro", "json"),
     "keyHash": one_of("java_string", "boost", "murmur3"),
     "onTooLarge": one_of("fail", "chunk"),
     "compression": one_of("none", "zlib", "lz4", "zstd", "snappy"),
-    # once, or at least once
+    # exactly once, or at least once
     "exactlyOnce": parse_bool,
     "order": one_of("sorted", "asis"),
     "sinkName": parse_name,
@@ -55,17 +55,17 @@ SINK_OPTIONS: Mapping[str, Parse[Any]] = {
     "batchId": whole_number(least=0, most=MOST_BATCHES),
     "sendTimeout": duration(least_s=1.0),
 }
-_OF_READING = "is for reading alone: leave it out of a write"
+_OF_READING = "is only for reading: leave it out of a write"
 _REFUSED = {name: _OF_READING for name in (*OPTIONS, *OTHER_NAMES) if name not in SINK_OPTIONS}
 _REFUSED |= {
-    "topics": "is for reading alone: a write has one topic, or a column topic",
-    "adminUrl": "is for reading alone: a write needs serviceUrl",
+    "topics": "is only for reading: a write has one topic, or a column topic",
+    "adminUrl": "is only for reading: a write needs serviceUrl",
 }
 _TABLE = OptionTable(
     SINK_OPTIONS, refused=_REFUSED, refused_prefixes={"producer.": "is not served: a write chooses itself how it sends"}
 )
 _OF_SPARK = frozenset({"checkpointlocation", "queryname", "path"})
-"""What Spark passes on with the options of a streaming write. A path is refused apart, with advice."""
+"""Names that Spark passes with the options of a streaming write. A path is refused separately, with advice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class SinkSecurity:
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """All options of a write, checked. `topic` None: rows name theirs. `name` None: the query's id, or that of the job."""
+    """All checked options of a write. `topic` None: rows name theirs. `name` None: the query's id, or that of the job."""
 
     service_url: str
     security: SinkSecurity
@@ -102,7 +102,7 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOp
     """Raises BadOptionError."""
     if options.get("path"):
         raise BadOptionError(
-            "save() and start() take no path here: name the topic by .option('topic', …), or by a column", option="path"
+            "save() and start() accept no path here: name the topic by .option('topic', …), or by a column", option="path"
         )
     given = _TABLE.parse({name: text for name, text in options.items() if name.lower() not in _OF_SPARK})
     if "serviceUrl" not in given:
@@ -110,7 +110,7 @@ def parse_sink_options(options: Mapping[str, str], *, streaming: bool) -> SinkOp
     exactly_once = given.get("exactlyOnce", True)
     for name in ("sinkName", "sinkMemory", "batchId", "order"):
         if name in given and not exactly_once:
-            raise BadOptionError(f"option {name} means nothing with exactlyOnce=false: leave one of the two out", option=name)
+            raise BadOptionError(f"option {name} has no effect with exactlyOnce=false: leave one of the two out", option=name)
     if streaming and "batchId" in given:
         raise BadOptionError("option batchId is for df.write: a streaming query numbers its micro-batches itself", option="batchId")
     if not streaming and exactly_once and ("batchId" in given) != ("sinkName" in given):

@@ -1,4 +1,4 @@
-"""What the driver finds out before a write begins, so that what cannot work is an error before any task runs.
+"""Checks by the driver before a write begins, so that impossible writes fail before any task runs.
 
 columns ──► RowPlan        topic ──► number of partitions, schema ──► SinkPlan, pickled for the tasks
 """
@@ -24,13 +24,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 PROTOBUF = "PROTOBUF_NATIVE"
-"""The kind of schema as the client names it. Without field numbers for messages inside, the older PROTOBUF is not written."""
+"""Kinds of schemas by the client's name. The older PROTOBUF is not written: it lacks field numbers of nested messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkPlan:
-    """All that a task needs. `counts`: the number of partitions of the topic that the write names. `schema`: that of records and of
-    typed values; None: the column `value` has payloads."""
+    """Data for the tasks. `counts`: the number of partitions of the write's topic. `schema`: that of records and of
+    typed values; None: the column `value` has payloads.
+    """
 
     options: SinkOptions
     rows: RowPlan
@@ -39,7 +40,7 @@ class SinkPlan:
     columns: StructType | None = None
 
     def encoder(self) -> Encoder | None:
-        """Raises BadOptionError when the columns do not fit the schema."""
+        """Return the encoder. Raises BadOptionError if the columns do not fit the schema."""
         if self.schema is None:
             return None
         if self.columns is None:
@@ -53,7 +54,7 @@ class SinkPlan:
 
 
 def plan_sink(schema: StructType, options: SinkOptions) -> SinkPlan:
-    """Raises BadOptionError, and what the client raises."""
+    """Return the plan. Raises BadOptionError, and the client's errors."""
     plan = SinkPlan(options, plan_rows(schema, has_topic=options.topic is not None, encode=options.encode))
     if plan.rows.has_records:
         from pyspark.sql.types import StructType
@@ -78,7 +79,7 @@ async def _look_at_topic(plan: SinkPlan, topic: str) -> SinkPlan:
 
 
 def _with_schema(plan: SinkPlan, topic: str, found: cepheid.TopicSchema | None) -> SinkPlan:
-    """Records are encoded by the schema that the topic has now: a later one is used by the next micro-batch."""
+    """Return the plan with the current schema of the topic: a later one is used by the next micro-batch."""
     encode = plan.options.encode
     if found is None:
         return _with_derived_schema(plan, topic)
@@ -94,7 +95,7 @@ def _with_schema(plan: SinkPlan, topic: str, found: cepheid.TopicSchema | None) 
 
 
 def _with_value_schema(plan: SinkPlan, topic: str, found: cepheid.TopicSchema | None) -> SinkPlan:
-    """Text is a payload on topics without a primitive schema; other types need one."""
+    """Return the plan for values. Text is a payload on topics without a primitive schema; other types need one."""
     if found is not None and found.kind in PRIMITIVE_KINDS:
         return replace(plan, schema=found)
     if plan.rows.value_type != "string":
@@ -121,7 +122,7 @@ def _with_derived_schema(plan: SinkPlan, where: str) -> SinkPlan:
 
 
 async def _try_to_open(client: cepheid.Client, plan: SinkPlan, topic: str) -> None:
-    """Open a producer and close it. The broker says whether the topic may be written, takes the schema and has deduplication.
+    """Open a producer and close it: the broker checks whether the topic may be written, registers the schema, and deduplicates.
 
     Its name is the same each time: a topic remembers names, and there may be a micro-batch every second.
     """
@@ -131,5 +132,5 @@ async def _try_to_open(client: cepheid.Client, plan: SinkPlan, topic: str) -> No
         claim = claim_properties(options, "check") if options.exactly_once else {}
         producer = await open_producer(client, options, topic, plan.payload_schema(), name, claim, waits=False)
     except cepheid.BusyError:
-        return  # another write is checking the same thing
+        return  # another write is checking the same
     await producer.close()

@@ -1,6 +1,6 @@
-"""Records as Avro or JSON: columns against the topic's schema, and payloads of rows. No I/O.
+"""Encodes records as Avro or JSON: columns are checked against the topic's schema, rows become payloads. No I/O.
 
-    definition_of(columns) ──► an Avro definition        where the topic has no schema yet; JSON schemas are defined in Avro, too
+    definition_of(columns) ──► an Avro definition        if the topic has no schema yet; JSON schemas are defined in Avro, too
     RecordEncoder(kind, definition, columns)             a column that does not fit is an error here, before any task runs
         .encode(record) ──► payload                      a value that does not fit is a ValueError, which names the field
 
@@ -8,7 +8,7 @@
 | boolean, tinyint to bigint, float, double, string, binary | boolean, int, long, float, double, string, bytes (base64 in JSON) |
 | date; timestamp; timestamp_ntz; decimal | int, long, long, bytes with the logical type (a text in JSON: decimal) |
 | struct; array; map<string, …> | record; array; map |
-A column that may be null is a union with null. Fields that the columns do not have are their default, or null.
+A nullable column is a union with null. Fields without a column get their default, or null.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 Converter = Callable[[Any], Any]
-"""From a value as pyarrow's `to_pylist` gives it to what is encoded. Raises ValueError."""
+"""Converts a value of pyarrow's `to_pylist` for encoding. Raises ValueError."""
 
 AVRO, JSON = "AVRO", "JSON"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -50,7 +50,7 @@ _ACCEPTED: Mapping[str, tuple[str, ...]] = {
     "local-timestamp-micros": ("timestamp_ntz",),
     "local-timestamp-nanos": ("timestamp_ntz",),
 }
-"""Types of columns, by the logical type of a field, or its type."""
+"""Accepted types of columns, by the logical type of a field, or its type."""
 _WRITTEN = {"tinyint": "int", "smallint": "int", "int": "int", "bigint": "long", "binary": "bytes"}
 _WRITTEN |= {name: name for name in ("boolean", "float", "double", "string")}
 _WRITTEN_LOGICAL = {
@@ -61,7 +61,7 @@ _WRITTEN_LOGICAL = {
 
 
 class RecordEncoder:
-    """Raises BadOptionError when the columns do not fit the definition, MissingExtraError without fastavro."""
+    """Encodes records. Raises BadOptionError if the columns do not fit the definition, MissingExtraError without fastavro."""
 
     def __init__(self, kind: str, definition: Mapping[str, Any], columns: StructType) -> None:
         self._is_json = kind == JSON
@@ -89,7 +89,7 @@ class RecordEncoder:
 
 
 class _Fitting:
-    """Columns beside a definition. `path` names a column in errors."""
+    """Matches columns with a definition. `path` names a column in errors."""
 
     def __init__(self, is_json: bool) -> None:
         self._is_json = is_json
@@ -97,7 +97,9 @@ class _Fitting:
 
     def record(self, avro: dict[str, Any], columns: StructType, path: str) -> Converter:
         if avro.get("type") != "record":
-            raise BadOptionError(f"the topic's schema is no record, but {avro.get('type')}: write a column value with the payload")
+            raise BadOptionError(
+                f"the topic's schema is not a record, but {avro.get('type')}: write a column value with the payload"
+            )
         self._named[avro["name"]] = avro
         given = {field.name: field for field in columns.fields}
         fields = {field["name"]: field for field in avro["fields"]}
@@ -129,7 +131,7 @@ class _Fitting:
         if isinstance(avro, list):
             others = [each for each in avro if each != "null"]
             if len(others) != 1:
-                raise BadOptionError(f"the field {path} is a union of several types, which a write does not serve", column=path)
+                raise BadOptionError(f"the field {path} is a union of several types, which writes do not support", column=path)
             inner = self.value(others[0], given, path)
             return (lambda value: None if value is None else inner(value)) if len(others) < len(avro) else inner
         convert = self._present(avro, given, path)
@@ -190,7 +192,7 @@ def definition_of(columns: StructType, name: str = "Row") -> dict[str, Any]:
     for field in columns.fields:
         if not _NAME.fullmatch(field.name):
             raise BadOptionError(
-                f"column {field.name!r} is no name of a field: letters, digits and _, not a digit first", column=field.name
+                f"column {field.name!r} is not a valid name of a field: letters, digits and _, not a digit first", column=field.name
             )
         kind = _definition(field.dataType, f"{name}_{field.name}", field.name)
         fields.append(
@@ -260,5 +262,5 @@ def days(value: date) -> int:
 
 
 def micros(value: datetime) -> int:
-    """Return microseconds since 1970, of a time with or without a zone."""
+    """Return microseconds since 1970 for a time with or without a zone."""
     return (value - (_EPOCH if value.tzinfo is not None else _EPOCH.replace(tzinfo=None))) // timedelta(microseconds=1)

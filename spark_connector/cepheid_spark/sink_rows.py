@@ -1,13 +1,13 @@
-"""From rows to messages, without I/O: which column is what, the order of rows, and the parts of each message.
+"""Converts rows to messages, without I/O: roles of columns, the order of rows, and the parts of each message.
 
 plan_rows(schema) ──► RowPlan          on the driver: a column or a type that cannot be written is an error before any task runs
-RowPlan.in_order(table) ──► table      in a task: an order that depends on the rows alone, so that a repeated task has it again
+RowPlan.in_order(table) ──► table      in a task: an order that depends only on the rows, so that a repeated task has the same
 RowPlan.messages(batch) ──► Messages   in a task: payloads, keys, … as lists, one item a row
 
-There are two kinds of rows. *Raw* rows have a column `value` with the payload, or with a value of the topic's primitive schema, and
-the other parts of a message beside it.
-*Records* have a column for each field of the topic's schema; the parts of a message then begin with two underscores, as in typed
-rows of the source.
+There are two kinds of rows. *Raw* rows have a column `value` with the payload, or a value of the topic's primitive schema, and
+columns for the other parts of a message.
+*Records* have a column for each field of the topic's schema; names of the parts of a message then begin with two underscores, as in
+typed rows of the source.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import DataType, StructType
 
 Encoder = Callable[[Any], bytes]
-"""From a record or a value, as pyarrow's `to_pylist` gives it, to a payload. Raises ValueError, which says what does not fit."""
+"""Converts a record or a value from pyarrow's `to_pylist` to a payload. Raises ValueError, which says what does not fit."""
 
 _TIMES = ("timestamp", "bigint")
 _TYPES: Mapping[str, tuple[str, ...]] = {
@@ -39,7 +39,7 @@ _TYPES: Mapping[str, tuple[str, ...]] = {
     "deliver_at": _TIMES,
     "ordering_key": ("binary", "string"),
 }
-"""The parts of a message by the name of their column, and the types that it may have."""
+"""The parts of a message by the name of their column, and their accepted types."""
 
 _OTHER_STYLE = {
     "__eventTime": "event_time",
@@ -47,7 +47,7 @@ _OTHER_STYLE = {
     "__orderingKey": "ordering_key",
     "__deliverAt": "deliver_at",
 }
-"""Names of pulsar-spark, and names formed like them."""
+"""Names of pulsar-spark, and names of that form."""
 
 _ADVICE = {
     "key": "cast it to string (bytes: base64(key))",
@@ -62,18 +62,18 @@ _READ_ONLY = frozenset(
         "schema_version", "replicated_from", "key_bytes", "_error", "messageId", "publishTime",
     }
 )  # fmt: skip
-"""Columns that the source shows and that the cluster decides."""
+"""Columns that the source shows but only the cluster sets."""
 
 
 class SinkRowError(CepheidError):
-    """A row that cannot become a message. Nothing of its task's part of the write is sent after it."""
+    """A row cannot become a message. Nothing after it in its task's part of the write is sent."""
 
     hint: ClassVar[str] = "correct or filter the row; rows before it may be stored"
 
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """The messages of some rows, in their order. Lists that are None have nothing for any row. Times are ms since 1970."""
+    """The messages of some rows, in order. A list that is None has no values. Times are ms since 1970."""
 
     payloads: Sequence[bytes | None]
     topics: Sequence[str] | None
@@ -89,8 +89,9 @@ class Messages:
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """`parts`: columns by the part of the message that they are. `fields`: columns of the record; none for raw rows, whose column
-    `value` is of the type `value_type`."""
+    """Roles of columns. `parts`: columns by part of the message. `fields`: columns of the record; none for raw rows, whose column
+    `value` has the type `value_type`.
+    """
 
     parts: Mapping[str, int]
     fields: tuple[int, ...] = ()
@@ -103,8 +104,8 @@ class RowPlan:
     def in_order(self, table: pa.Table) -> pa.Table:
         """Return the rows sorted: by topic, then event time, then everything else.
 
-        Rows that are equal everywhere are equal messages, so their order does not matter. Sorting looks at the rows as they came,
-        not at payloads: a schema that changes between two attempts would sort those otherwise.
+        Equal rows are equal messages, so their order does not matter. Sorting uses the original rows,
+        not payloads, whose order would change with the schema between two attempts.
         """
         import pyarrow as pa
         import pyarrow.compute as pc
@@ -116,11 +117,11 @@ class RowPlan:
         return table.take(pc.sort_indices(keys, [(name, "ascending") for name in keys.column_names]))
 
     def content(self, table: pa.Table) -> str:
-        """Return a text by which these rows, in their order, are told from others: their number, sizes, and some of them."""
+        """Return a text that distinguishes these rows, in their order, from others: their number, sizes, and some of them."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        # The zone of times is that of the session: the query may go on in another one.
+        # The zone of times is that of the session: the query may continue in another one.
         is_time = [pa.types.is_timestamp(column.type) for column in table.columns]
         plain = [column.cast(pa.int64()) if timed else column for column, timed in zip(table.columns, is_time, strict=True)]
         table = pa.table(plain, table.column_names)
@@ -231,7 +232,7 @@ class RowPlan:
 
 
 def plan_rows(schema: StructType, *, has_topic: bool, encode: str | None) -> RowPlan:
-    """Return which column is what. `has_topic`: the write has the option topic. Raises BadOptionError."""
+    """Return the roles of columns. `has_topic`: the write has the option topic. Raises BadOptionError."""
     names = [field.name for field in schema.fields]
     has_records = encode is not None or "value" not in names
     parts: dict[str, int] = {}
@@ -261,7 +262,7 @@ def plan_rows(schema: StructType, *, has_topic: bool, encode: str | None) -> Row
         name = "__topic" if has_records else "topic"
         raise BadOptionError(f"which topic? give the option topic, or a column {name} with a topic for each row", option="topic")
     if has_topic:
-        parts.pop("topic", None)  # the option wins, as with Kafka's sink
+        parts.pop("topic", None)  # the option takes precedence, as with Kafka's sink
     value_type = "" if has_records else schema.fields[parts["value"]].dataType.simpleString()
     return RowPlan(parts, tuple(fields), value_type)
 
@@ -271,7 +272,7 @@ def _part_of(name: str, *, has_records: bool) -> str | None:
         return _OTHER_STYLE[name]
     bare = name.removeprefix("__")
     if has_records and bare == name:
-        return None  # a field of the record, whatever it is called
+        return None  # a field of the record, whatever its name
     return bare if bare in _TYPES and not (has_records and bare == "value") else None
 
 
@@ -283,7 +284,10 @@ def _check_type(name: str, part: str, given: DataType) -> None:
 
 
 def _check_value(given: DataType) -> None:
-    """Types of which there are no primitive schemas. Whether the topic has the right one, its schema says."""
+    """Check the type of a value: refuse types without a primitive schema.
+
+    The topic's schema decides whether it is the right one.
+    """
     if given.simpleString() not in VALUE_TYPES | {"binary"}:
         raise BadOptionError(
             f"column value is {given.simpleString()}, which is neither a payload (binary or string) nor a type of a primitive "
@@ -300,11 +304,11 @@ def _of_unknown(unknown: Sequence[str], *, has_records: bool) -> str:
     near = difflib.get_close_matches(unknown[0], known, n=1, cutoff=0.7)
     advice = f"did you mean {near[0]}?" if near else f"a message has {', '.join(known)}"
     more = "" if has_records else ". To write records with these fields give encode=avro or encode=json"
-    return f"there is no place in a message for the column {listed}; {advice}{more}"
+    return f"a message has no part for the column {listed}; {advice}{more}"
 
 
 def _without_limit(kind: pa.DataType) -> pa.DataType:
-    """Arrow's small strings of all rows together have up to 2 GiB, which a task may exceed."""
+    """Return the type with large offsets: Arrow's small strings have up to 2 GiB in all rows, which a task may exceed."""
     import pyarrow as pa
 
     if pa.types.is_string(kind):
@@ -313,7 +317,7 @@ def _without_limit(kind: pa.DataType) -> pa.DataType:
 
 
 def _sortable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Nested values by a text that tells any two apart; Arrow does not sort them."""
+    """Return nested values as texts that distinguish any two; Arrow does not sort them."""
     import pyarrow as pa
 
     if not pa.types.is_nested(column.type):
@@ -326,7 +330,10 @@ def _canonical(value: Any) -> str | None:
 
 
 def _ordered(value: Any) -> Any:
-    """Maps come as lists of pairs, in an order that need not repeat: such a list is sorted. Structs are no tuples here."""
+    """Return a value in canonical order.
+
+    Maps are lists of pairs in any order, so such a list is sorted. Structs are not tuples here.
+    """
     if isinstance(value, dict):
         return {name: _ordered(inner) for name, inner in value.items()}
     if isinstance(value, list):

@@ -1,10 +1,10 @@
-"""Sends the messages of one task, over the client of `sdk/cepheid`: a loop in a thread, while the task's own thread makes messages.
+"""Sends the messages of one task with the client of `sdk/cepheid`: a loop in a thread, while the task's own thread builds messages.
 
-    send(messages) ──► each row's topic partition ──► a producer for each, opened when it is needed ──► sent, but for what is stored
-    finish()       ──► every receipt is there      abandon() ──► nothing more is sent
+    send(messages) ──► each row's topic partition ──► a producer for each, opened on demand ──► sent, unless stored
+    finish()       ──► every receipt has arrived    abandon() ──► nothing more is sent
 
 A message with a key is sent to the partition that the official clients choose for it. Those without a key are sent to the
-partitions in turn, by runs of one batch, beginning with one that the task's number chooses: the same when the task is repeated.
+partitions in turn, by runs of one batch, beginning with one chosen by the task's number: the same when the task is repeated.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ BATCH_MESSAGES = 1000
 BATCH_BYTES = 256 << 10
 WINDOW_MESSAGES = 20 * BATCH_MESSAGES
 WINDOW_BYTES = 8 << 20
-"""Of each topic partition: what waits for receipts."""
+"""Per topic partition: limit of messages that wait for receipts."""
 _CEPHEID = "Cepheid"
-"""So begins the version of a broker that knows claims to names. Others ignore them."""
+"""Prefix of the versions of brokers that support claims to names. Others ignore them."""
 _BUSY_BEYOND_S = 30.0
-"""An attempt whose JVM is gone ends at its `sendTimeout` at the latest. Its names are waited for so much longer."""
+"""Extra time to wait for names: an attempt whose JVM is gone ends at its `sendTimeout` at the latest."""
 _BUSY_PAUSE_S = 0.2
 _OF_ANOTHER = "the name belongs to"
-"""In a broker's refusal of a name that another owner has claimed."""
+"""Text in a broker's refusal of a name that another owner has claimed."""
 OWNER_PROPERTY = "cepheid-name-owner"
 MEMORY_PROPERTY = "cepheid-name-memory-s"
 CONTENT_PROPERTY = "cepheid-name-content"
-"""Properties of a producer (docs/producers.md): its name is remembered for so long, for one owner; deduplication must be on."""
+"""Properties of a producer (docs/producers.md): how long its name is remembered, for one owner; and deduplication must be on."""
 
 T = TypeVar("T")
 
@@ -52,11 +52,11 @@ T = TypeVar("T")
 class SinkError(CepheidError):
     """Rows could not be stored."""
 
-    hint: ClassVar[str] = "a streaming query that is started again with its checkpoint goes on with this micro-batch"
+    hint: ClassVar[str] = "a streaming query that is restarted with its checkpoint continues with this micro-batch"
 
 
 class PayloadSchema(Schema[bytes]):
-    """Payloads that are encoded already, by this schema. None: the broker is given no schema."""
+    """Payloads that are already encoded with this schema. None: no schema is registered."""
 
     def __init__(self, schema: cepheid.TopicSchema | None) -> None:
         self._schema = schema
@@ -73,7 +73,7 @@ class PayloadSchema(Schema[bytes]):
 
 @dataclass(slots=True)
 class _Partition:
-    """A topic partition that the task sends to."""
+    """A topic partition to which the task sends."""
 
     where: str
     producer: cepheid.Producer[bytes]
@@ -85,14 +85,14 @@ class _Partition:
 @dataclass(slots=True)
 class _Topic:
     name: str
-    count: int  # of partitions; 0: it is not partitioned
+    count: int  # number of partitions; 0: it is not partitioned
     chooser: PartitionChooser
     partitions: dict[int, _Partition]
     keyless_rows: int = 0
 
 
 class TaskSender:
-    """`identity` None: at least once. `counts`: numbers of partitions that the driver has looked up, by topic."""
+    """Sends the messages of a task. `identity` None: at least once. `counts`: partitions by topic, as looked up by the driver."""
 
     def __init__(
         self, options: SinkOptions, identity: SinkIdentity | None, schema: PayloadSchema, counts: dict[str, int], task: int
@@ -108,24 +108,24 @@ class TaskSender:
         self._thread = LoopThread("cepheid-sink")
 
     def send(self, messages: Messages) -> None:
-        """Take messages for sending. Raises SinkError, BadOptionError and what the client raises."""
+        """Accept messages for sending. Raises SinkError, BadOptionError and the client's errors."""
         self._thread.run(self._send(messages))
 
     def announce(self, content: str) -> None:
-        """Tell what all rows of this task are, by a text that other rows would not have. Before the first `send`."""
+        """Announce all rows of this task, by a text that other rows would not have. Call it before the first `send`."""
         self._content = content
 
     def finish(self) -> tuple[int, int]:
-        """Return when everything is stored: the number of rows, and of those that were stored before. Raises as `send` does."""
+        """Return when everything is stored: the number of rows, and of those stored earlier. Raises the errors of `send`."""
         return self._thread.run(self._finish())
 
     def prepare(self, topics: list[str]) -> None:
-        """Look topics up, so that one that cannot be written fails the task before it sends anything. Raises as `send` does."""
+        """Look up topics, so that an unwritable one fails the task before it sends anything. Raises the errors of `send`."""
         for name in topics:
             self._thread.run(self._topic(name))
 
     def close(self) -> None:
-        """Leave, and send nothing more. After `finish` there is nothing to be sent."""
+        """Close, and send nothing more. After `finish` nothing is left to send."""
         try:
             self._thread.run(self._close())
         finally:
@@ -147,7 +147,7 @@ class TaskSender:
                 if partition.rows < partition.stored:
                     partition.rows += 1
                     continue
-                if partition.rows == partition.stored:  # the later ones follow without a gap, so the client counts them by itself
+                if partition.rows == partition.stored:  # later ones follow without a gap, so the client numbers them by itself
                     sequence_id = partition.first_sequence_id + partition.rows
                 if partition.rows >= MOST_ROWS:
                     raise SinkError(f"{partition.where}: a task may send {MOST_ROWS:,} rows to a topic partition: use more tasks")
@@ -217,14 +217,15 @@ class TaskSender:
         producer = await open_producer(self._client, self._options, name, self._schema, producer_name, claim)
         where = name if producer_name is None else f"{name}, producer {producer_name}"
         partition = _Partition(where, producer, None if identity is None else identity.first_sequence_id)
-        topic.partitions[index] = partition  # before the check: it is closed with the others
+        topic.partitions[index] = partition  # before the check, so that it is closed with the others
         if identity is not None:
             partition.stored = identity.stored_rows(producer.last_sequence_id, where)
         return partition
 
     async def _claim_sink(self, topic: str, identity: SinkIdentity, claim: dict[str, str]) -> None:
-        """Fence the topic partition for this query. Without that, the tasks that another live query with this sinkName has not got
-        would be able to send under their own names. Raises SinkNameTakenError."""
+        """Fence the topic partition for this query. Otherwise another live query with this sinkName could send under the names of
+        tasks that this one does not have. Raises SinkNameTakenError.
+        """
         try:
             producer = await open_producer(self._client, self._options, topic, self._schema, identity.query_name, dict(claim))
         except cepheid.NotAllowedError as error:
@@ -251,7 +252,7 @@ class TaskSender:
 
 
 def connect(options: SinkOptions) -> cepheid.Client:
-    """Return a client. Nothing is connected yet. Raises UsageError."""
+    """Return a client, not connected yet. Raises UsageError."""
     security = options.security
     return cepheid.connect(
         options.service_url,
@@ -278,9 +279,9 @@ async def open_producer(
     *,
     waits: bool = True,
 ) -> cepheid.Producer[bytes]:
-    """Open a producer of one topic partition. An attempt of the same task that still runs has its name: it is waited for.
+    """Open a producer of one topic partition, waiting for an attempt of the same task that still has its name.
 
-    `waits` False: a name in use is an error at once. Raises what the client raises.
+    `waits` False: a name in use is an error at once. Raises the client's errors.
     """
 
     async def attempt() -> cepheid.Producer[bytes]:

@@ -1,7 +1,7 @@
-"""Payloads of topics whose schema is not Avro or JSON: Protobuf messages of columns, and primitive values. No I/O.
+"""Encodes payloads of other schemas than Avro and JSON: Protobuf messages from columns, and primitive values. No I/O.
 
     ProtobufEncoder(definition, columns)     a column that does not fit is an error here, before any task runs
-    PrimitiveEncoder(kind, type)             of a column `value`
+    PrimitiveEncoder(kind, type)             for a column `value`
         .encode(…) ──► payload               a value that does not fit is a ValueError, which names the field
 
 | Spark | Protobuf |
@@ -10,7 +10,7 @@
 | float; float, double; boolean; string; binary | float; double; bool; string, enum (its name); bytes |
 | timestamp | google.protobuf.Timestamp |
 | struct; array; map | message; repeated; map |
-Null is a field that is absent, where the message can tell: fields of messages, `optional`, proto2 and oneofs.
+Null is an absent field, if the message can express that: message fields, `optional`, proto2 and oneofs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NANOS_A_DAY = 86_400 * 10**9
 
 
 class ProtobufEncoder:
-    """Raises BadOptionError when the columns do not fit the definition, of kind PROTOBUF_NATIVE."""
+    """Encodes records as Protobuf. Raises BadOptionError if the columns do not fit the definition, of kind PROTOBUF_NATIVE."""
 
     def __init__(self, definition: bytes, columns: StructType) -> None:
         from google.protobuf.message_factory import GetMessageClass
@@ -73,7 +73,7 @@ def _message(descriptor: Descriptor, columns: StructType, path: str) -> Filler:
         for names in choices:
             if len(chosen := [name for name in names if record[name] is not None]) > 1:
                 raise ValueError(f"{path}{chosen[0]} and {path}{chosen[1]} have values, and the schema allows only one of the two")
-        message.SetInParent()  # a message inside without any value is still there
+        message.SetInParent()  # a nested message without values is still present
         for name, put in setters.items():
             put(message, record[name])
 
@@ -124,7 +124,7 @@ def _field(field: FieldDescriptor, given: DataType, path: str) -> Callable[[Any,
 
 
 def _inner(field: FieldDescriptor, given: DataType, path: str) -> Filler:
-    """Return what fills a message inside another one."""
+    """Return the function that fills a nested message."""
     inner = field.message_type
     assert inner is not None, f"{field.name} is a message"
     if inner.full_name == _TIMESTAMP:
@@ -237,13 +237,13 @@ _PRIMITIVES: Mapping[str, tuple[tuple[str, ...], Converter]] = {
     "LOCAL_TIME": (("bigint",), _nanos_of_day),
     "LOCAL_DATE_TIME": (("timestamp_ntz",), _local_date_time),
 }
-"""By kind of schema, as the client names it: the types of a column `value`, and its payload as Pulsar's Java client writes it."""
+"""By kind of schema, in the client's terms: the types of a column `value`, and its payload as written by Pulsar's Java client."""
 PRIMITIVE_KINDS = frozenset(_PRIMITIVES)
 VALUE_TYPES = frozenset(name for names, _ in _PRIMITIVES.values() for name in names)
 
 
 class PrimitiveEncoder:
-    """Raises BadOptionError when the column `value` does not fit the kind of schema."""
+    """Encodes primitive values. Raises BadOptionError if the column `value` does not fit the kind of schema."""
 
     def __init__(self, kind: str, given: str) -> None:
         accepted, self.encode = _PRIMITIVES[kind]

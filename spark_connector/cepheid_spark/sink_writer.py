@@ -1,10 +1,10 @@
-"""What Spark calls to write: planned on the driver for each job or micro-batch, then written by tasks.
+"""The classes that Spark calls to write: planned on the driver for each job or micro-batch, then written by tasks.
 
 writer(), streamWriter()  driver   plan_sink: columns, topic, schema ──► the writer, pickled for the tasks
 write()                   worker   rows ──► sorted ──► messages ──► TaskSender ──► TaskReceipt
-commit(), abort()         driver   nothing is left to do: what a task has stored, consumers may have seen
+commit(), abort()         driver   nothing to do: consumers may have seen what tasks have stored
 
-Spark makes a writer for a micro-batch twice: once for its tasks, and again, in another process, for the commit.
+Spark creates a writer for a micro-batch twice: for its tasks, and in another process for the commit.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SLICE_ROWS = 10_000
-"""Rows that are messages at a time. Spark gives a task as many at once."""
+"""Number of rows converted at a time; also that of Spark's batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class CepheidStreamWriter(DataSourceStreamArrowWriter):
         return write_task(self._plan, iterator, None)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        log.warning("sink.batch_failed: micro-batch %d is written again when the query is started again", batchId)
+        log.warning("sink.batch_failed: micro-batch %d is written again when the query is restarted", batchId)
 
 
 def write_task(plan: SinkPlan, batches: Iterator[pa.RecordBatch], job: str | None) -> TaskReceipt:
@@ -91,7 +91,7 @@ def write_task(plan: SinkPlan, batches: Iterator[pa.RecordBatch], job: str | Non
 
 
 def _sorted(plan: SinkPlan, batches: Iterator[pa.RecordBatch], sender: TaskSender) -> Iterator[pa.RecordBatch]:
-    """Give the task's rows in an order that repeats. All of them are in memory at once."""
+    """Yield the task's rows in a repeatable order. All of them are in memory at once."""
     import pyarrow as pa
     import pyarrow.compute as pc
 

@@ -1,6 +1,6 @@
 """Spark's data source and sink "cepheid": read, readStream, write and writeStream with format("cepheid").
 
-Spark imports this module whenever it looks up any Python source (through pyspark_cepheid): whatever is heavy, or may be missing, is
+Spark imports this module whenever it looks up any Python source (through pyspark_cepheid): anything heavy or optional is
 imported by the method that needs it. Every method runs in a Python worker of the driver's JVM, with the driver's PYSPARK_PYTHON.
 """
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class CepheidDataSource(DataSource):
     def __init__(self, options: Mapping[str, str]) -> None:
         self._given = dict(options)
-        self._schemas: tuple[SchemaVersion, ...] | None = None  # asked for once; pickled along with the source
+        self._schemas: tuple[SchemaVersion, ...] | None = None  # fetched once; pickled along with the source
 
     @classmethod
     def name(cls) -> str:
@@ -44,7 +44,7 @@ class CepheidDataSource(DataSource):
         from cepheid_spark.table_options import is_table_made, keep, written_options
 
         written = written_options(self._given)
-        options = _parse(written, streaming=True)  # which of the two comes is not known yet
+        options = _parse(written, streaming=True)  # it is not known yet whether it is a batch or a stream
         schema = rows_schema(options, self._topic_schemas(options))
         return keep(schema, written) if is_table_made(self._given) else schema
 

@@ -1,7 +1,7 @@
-"""The rows' schema in Spark's terms, and the columns that a user's schema asks for.
+"""The rows' schema in Spark's terms, and the columns requested by a user's schema.
 
 options ──► available columns ──► rows_schema: what load() shows            the mode's own, or those of the option `columns`
-                              └─► choose_columns: what .schema(…) asks for  names and order are the user's; types are ours
+                              └─► choose_columns: what .schema(…) requests  names and order are the user's; types are ours
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def rows_schema(options: SourceOptions, schemas: Sequence[SchemaVersion] = ()) -> StructType:
-    """What load() without a schema gives. Raises BadOptionError."""
+    """Return the schema of load() without a schema. Raises BadOptionError."""
     from pyspark.sql.pandas.types import from_arrow_type
     from pyspark.sql.types import StructField, StructType
 
@@ -33,22 +33,22 @@ def rows_schema(options: SourceOptions, schemas: Sequence[SchemaVersion] = ()) -
 
 
 def choose_columns(schema: StructType, options: SourceOptions, schemas: Sequence[SchemaVersion] = ()) -> RowLayout:
-    """Which columns a scan gives for these rows. Raises BadOptionError for a name or type that it cannot give."""
+    """Return the layout for these rows. Raises BadOptionError for a name or type that the scan does not have."""
     from pyspark.sql.pandas.types import from_arrow_type
 
     types = _available_types(options, schemas)
     _check_names(schema.names, types, "the schema")
     for field in schema.fields:
         ours = from_arrow_type(types[field.name])
-        # This text of a type leaves out what it says of nulls: there declarations of maps and lists may differ from Arrow's.
+        # This text of a type omits nullability: declarations of maps and lists may differ from Arrow's in that.
         if field.dataType.simpleString() != ours.simpleString():
             raise BadOptionError(
-                f"the schema says {field.name} {field.dataType.simpleString()}, and it is {ours.simpleString()}: "
-                "read it so and cast it in the query",
+                f"column {field.name} is {ours.simpleString()}, the schema declares {field.dataType.simpleString()}: "
+                "declare it as it is and cast it in the query",
                 column=field.name,
             )
         if not field.nullable:
-            raise BadOptionError(f"the schema says {field.name} is NOT NULL: declare it nullable, as every column is")
+            raise BadOptionError(f"the schema declares {field.name} as NOT NULL: declare it nullable, like every column")
     return layout_of(schema.names, options.spec.mode, options.column_style)
 
 
@@ -80,14 +80,15 @@ def _check_names(names: Iterable[str], types: Mapping[str, pa.DataType], where: 
             near = difflib.get_close_matches(name, types, n=1, cutoff=0.5)
             advice = f"did you mean {near[0]}? " if near else ""
             raise BadOptionError(
-                f"{where} names {name}, which is no column here; {advice}columns are: {', '.join(types)}", column=name
+                f"{where} names {name}, which is not a column here; {advice}columns are: {', '.join(types)}", column=name
             )
 
 
 def load_topic_schemas(options: SourceOptions) -> tuple[SchemaVersion, ...]:
-    """Of the topic whose schema the rows have, oldest first; nothing in other modes.
+    """Return the schemas of the topic whose schema the rows have, oldest first; empty in other modes.
 
-    Raises BadOptionError, NoSuchTopicError, PlanUnavailableError."""
+    Raises BadOptionError, NoSuchTopicError, PlanUnavailableError.
+    """
     if options.spec.mode is not ReadMode.TYPED:
         return ()
     from cepheid_decode.shared_schema import rows_history
@@ -98,7 +99,10 @@ def load_topic_schemas(options: SourceOptions) -> tuple[SchemaVersion, ...]:
 
 
 def with_reader_version(options: SourceOptions, schemas: Sequence[SchemaVersion]) -> SourceOptions:
-    """The newest version of now stays the rows' schema: one that is registered while the query runs is read, and not shown."""
+    """Return the options with the newest version as the rows' schema:
+
+    one registered while the query runs is read, but not shown.
+    """
     if options.spec.mode is not ReadMode.TYPED or options.spec.reader_version is not None or not schemas:
         return options
     return replace(options, spec=replace(options.spec, reader_version=schemas[-1].version))

@@ -1,13 +1,13 @@
-"""What a streaming query does on the driver, in our own values: where it begins, what a micro-batch takes, in which tasks.
+"""The logic of a streaming query on the driver: where it begins, what a micro-batch takes, in which tasks.
 
-    initial ──► lease at the start ──► [ latest: how much ──► plan: which tasks ──► Spark reads ──► commit: lease moves ] …
+    initial ──► lease at the start ──► [ latest: how much ──► plan: tasks ──► Spark reads ──► commit: lease moves ] …
 
 Rules
-1. Nothing new: the start itself is the answer. Never less than the start, whatever a look at the metadata says.
-2. What Spark repeats gives the same: the first offset within a process, the tasks of a batch from its offsets.
-3. A loss is believed when a fresh look shows it, too, and what is recorded of ledgers that went does not refute it; then it is
+1. If nothing is new, the end is the start itself. It is never before the start, whatever a look at metadata shows.
+2. Repeated calls of Spark return the same: the first offset within a process, the tasks of a batch from its offsets.
+3. A loss is accepted as such if a new look shows it, too, and records of deleted ledgers do not refute it; then it is
    an error, or skipped and counted (failOnDataLoss).
-4. A position means something in one incarnation of its topic. Of another one nothing is ranked, read or let go by it.
+4. A position is valid in one incarnation of its topic. In another one nothing is ranked, read or released by it.
 """
 
 from __future__ import annotations
@@ -45,8 +45,9 @@ log = logging.getLogger(__name__)
 
 
 class StreamQuery:
-    """`resolve_start`: where the options say that the query begins, given what there is. `schemas`: of typed rows, as load() found
-    them: their columns stay what they were then. `publish_time_ms`: reads one entry, for the lag."""
+    """A streaming query. `resolve_start`: returns where the options begin, given a snapshot. `schemas`: of typed rows, as found by
+    load(), whose columns stay. `publish_time_ms`: reads one entry, for the lag.
+    """
 
     def __init__(
         self,
@@ -59,8 +60,8 @@ class StreamQuery:
     ) -> None:
         if options.has_lease and admin is None:
             raise BadOptionError(
-                "a stream keeps what it has still to read by a subscription, and only a broker can move it: give service.url or "
-                "admin.url, or say subscription=none: then nothing but retention keeps it",
+                "a stream retains what it has still to read by a subscription, and only a broker can move it: give service.url or "
+                "admin.url, or subscription=none, with which only retention keeps it",
                 option="subscription",
             )
         self._options = options
@@ -75,24 +76,24 @@ class StreamQuery:
             options.max_trigger_delay_s,
         )
         self._patience = Patience(self._limits, time.monotonic())
-        self._bounds = {topic: EntryPosition.before(end) for topic, end in options.end.positions}  # where it idles
-        self._targets: Mapping[str, EntryPosition] | None = None  # of AvailableNow
+        self._bounds = {topic: EntryPosition.before(end) for topic, end in options.end.positions}  # ends of the options
+        self._targets: Mapping[str, EntryPosition] | None = None  # for AvailableNow
         self._initial: StreamOffset | None = None
         self._holder = Holder.this_process(wall_ms())
         self._keeper: LeaseKeeper | None = None
         self._newly_held: set[str] = set()  # topics without a position yet, as of a look since the lease has held them
-        self._is_adopted = False  # an offset has named the lease, or agreed with it
-        self._idle: tuple[int, StreamOffset] | None = None  # the snapshot in which nothing was new behind it
-        self._last: StreamOffset | None = None  # the end that was given out last
+        self._is_adopted = False  # whether an offset has named the lease, or agreed with it
+        self._idle: tuple[int, StreamOffset] | None = None  # the snapshot in which nothing was new after it
+        self._last: StreamOffset | None = None  # the last end that was returned
         self._batches = 0
-        self._turns: dict[str, int] = {}  # by topic, the number of the last batch that took of it
-        self._waiting: tuple[int, StreamOffset, float] | None = None  # as `_idle`, with what is there: not enough
+        self._turns: dict[str, int] = {}  # by topic, the number of the last batch that took some of it
+        self._waiting: tuple[int, StreamOffset, float] | None = None  # like `_idle`, but something is there: not enough
         self._oldest = OldestUnread(publish_time_ms)
         self._lag: tuple[tuple[Any, ...], dict[str, Any]] | None = None
-        self._accepted: dict[str, tuple[EntryPosition, str | None]] = {}  # with their incarnations; behind which something is lost
+        self._accepted: dict[str, tuple[EntryPosition, str | None]] = {}  # with their incarnations; entries after these are lost
         self.lost_entries = 0
 
-    # Where it begins
+    # The start
 
     def initial(self) -> StreamOffset:
         if self._initial is None:
@@ -102,7 +103,7 @@ class StreamQuery:
             if self._options.has_lease:
                 self._keeper = self._new_keeper(name)
                 self._keeper.hold({topic: _held_from(first) for topic, first in starts.items()}, takes=False)
-                if self._options.start.subscription is not None:  # its consumers go on: until now what they leave was nobody's
+                if self._options.start.subscription is not None:  # until now its consumers released entries
                     snapshot = self._state.look(is_first=True)
                     starts = self._resolve_start(snapshot)
             self._state.follow(starts)
@@ -113,14 +114,14 @@ class StreamQuery:
         return self._initial
 
     def prepare_available_now(self) -> None:
-        """What is there now is the target of this run."""
+        """Make the current ends the target of this run."""
         views = self._state.look().views
         self._targets = {topic: view.at_rank(view.total_entries) for topic, view in views.items() if view.total_entries}
 
-    # What a micro-batch takes
+    # The content of a micro-batch
 
     def latest(self, start: StreamOffset, *, is_limited: bool) -> StreamOffset:
-        """The end of the next batch; `start` itself if there is none."""
+        """Return the end of the next batch; `start` itself if there is none."""
         self._adopt(start)
         if self._keeper is not None:
             self._keeper.check()
@@ -151,9 +152,10 @@ class StreamQuery:
         return self._last
 
     def _check_schemas(self, topics: Iterable[str]) -> None:
-        """Raises BadOptionError: before an offset names a topic that cannot be shown, or it would be in every restart's way.
+        """Raise BadOptionError before an offset names a topic that cannot be shown, which would then fail every restart.
 
-        By a look of now: what a message names may be younger than the snapshot, and what that has may be gone."""
+        Looks now: a message's schema version may be newer than the snapshot, and those of the snapshot may be deleted.
+        """
         if self._options.spec.mode is not ReadMode.TYPED or not self._schemas:
             return
         from cepheid_decode.shared_schema import check_shown, histories_of
@@ -168,14 +170,17 @@ class StreamQuery:
         return not self._patience.is_due(self._waiting[2], time.monotonic())
 
     def _sure_of_missing(self, snapshot: Snapshot, start: StreamOffset) -> Snapshot:
-        """A run of AvailableNow would be over before the looks in the background have missed a topic often enough."""
+        """Confirm missing topics: a run of AvailableNow would end before background looks have missed a topic often enough."""
         looks = 0
         while self._targets is not None and looks < LOOKS_BEFORE_GONE and start.ends.keys() - snapshot.views.keys() - snapshot.gone:
             snapshot, looks = self._state.look(), looks + 1
         return snapshot
 
     def _since_held(self, snapshot: Snapshot, start: StreamOffset) -> Snapshot:
-        """A topic that is new to the stream begins where it did when the lease held it already: what went before is not missed."""
+        """Return the snapshot in which a new topic begins where it did when the lease already held it:
+
+        earlier deletions do not matter.
+        """
         if self._keeper is None:
             return snapshot
         held = {topic for topic in snapshot.views if topic not in start.ends and self._keeper.covers(topic)}
@@ -183,20 +188,20 @@ class StreamQuery:
         return snapshot if held <= looked_at else self._state.look()
 
     def _positions(self, snapshot: Snapshot, start: StreamOffset) -> dict[str, EntryPosition]:
-        """Where to go on, in every topic that can be read now. Raises DataLossError."""
+        """Return where to continue in every topic that can be read now. Raises DataLossError."""
         positions: dict[str, EntryPosition] = {}
-        look = cache(self._state.look)  # one for all topics: a broker that restarts may take the ledgers of many
+        look = cache(self._state.look)  # one for all topics: a broker that restarts may delete the ledgers of many
         for topic, view in snapshot.views.items():
             if topic in start.ends:
                 positions[topic] = self._kept(view, start, look)
-                if self._keeper is not None and not self._keeper.covers(topic):  # it was not found when the lease was taken up
+                if self._keeper is not None and not self._keeper.covers(topic):  # it was not found when the lease was taken
                     self._keeper.want(topic, _held_from(positions[topic].next), must_exist=True)
             elif view.earliest is not None and self._is_held(topic, view.earliest):
                 positions[topic] = EntryPosition.before(view.earliest)
         return positions
 
     def _kept(self, view: TopicView, start: StreamOffset, look: Callable[[], Snapshot]) -> EntryPosition:
-        """The position of `start`, or behind what is lost where that is accepted. Raises DataLossError (rule 3)."""
+        """Return the position of `start`, or the one after an accepted loss. Raises DataLossError (rule 3)."""
         position, incarnation = start.ends[view.topic], start.incarnations.get(view.topic)
         is_start = start.is_start(view.topic)
         loss = self._loss(view, position, incarnation, is_start)
@@ -206,13 +211,13 @@ class StreamQuery:
             if now is None:
                 loss = None
             else:
-                self._accepted[view.topic] = position, incarnation  # but the batch is one of this snapshot, from its first entry on
+                self._accepted[view.topic] = position, incarnation  # the batch belongs to this snapshot
         if loss is None:
-            return self._state.seen.settled(view, position)  # a batch that is repeated finds nobody who saw what went
+            return self._state.seen.settled(view, position)  # if a batch is repeated, no process may have seen the deletions
         return position if loss.first_kept is None else EntryPosition(loss.first_kept, -1)
 
     def _is_held(self, topic: str, first: MessagePosition) -> bool:
-        """Of a topic that is new to the stream; if it is not held yet, it soon is."""
+        """Return whether a topic that is new to the stream is held; if not, request it."""
         if self._keeper is None or self._keeper.covers(topic):
             return True
         if self._targets is not None:
@@ -264,21 +269,21 @@ class StreamQuery:
         self._state.follow([*start.ends, *ends])
         name = self._keeper.name if self._keeper is not None else None
         if self._keeper is not None:
-            self._keeper.forget(gone | behind_losses)  # it is wanted again where the stream goes on
+            self._keeper.forget(gone | behind_losses)  # requested again where the stream continues
         there = {topic: snapshot.views[topic].history.incarnation for topic in gone_on_with.union(taken)}
         incarnations = {topic: incarnation for topic, incarnation in there.items() if incarnation}
         further_on = {topic: start.starts[topic] for topic in gone_on_with if _starts_further_on(snapshot.views[topic], start)}
         end = start.moved_to(ends, cut=cut, found={**found, **further_on}, incarnations=incarnations, gone=gone)
         return replace(end, subscription=name)
 
-    # In which tasks
+    # Tasks
 
     def plan(self, start: StreamOffset, end: StreamOffset) -> list[ScanTask]:
         from cepheid_scan.splits import cut_ranges
 
         self._adopt(end, start)
         snapshot = self._state.current()
-        # A message may name a schema version that is younger than the last look. `latest` has looked for the end that it gave out.
+        # A message's schema version may be newer than the last look. `latest` has looked for the end that it returned.
         needs_schemas = self._options.spec.mode is ReadMode.TYPED and end != self._last
         if needs_schemas or any(self._is_unknown(snapshot, topic, last) for topic, last in end.ends.items()):
             snapshot = self._state.look()
@@ -317,12 +322,12 @@ class StreamQuery:
         view = view.with_end(last.ledger_id, last.entry_id)
         if loss is None and not _reaches(view, last):
             view = self._state.look().views.get(topic, view).with_end(last.ledger_id, last.entry_id)
-            if not _reaches(view, last):  # fewer rows than the offsets promise would look like a batch
+            if not _reaches(view, last):  # fewer rows than the offsets promise must not look like a batch
                 what = f"its history ends before {last.ledger_id}:{last.entry_id}, where the batch does"
                 self._believe(Loss(topic, position, None, what), is_counted=True)
         if loss is not None:
             if loss.first_kept is None or not position.ledger_id <= loss.first_kept <= last.ledger_id:
-                return None  # what is left is the next batches'
+                return None  # the rest belongs to the next batches
             first = MessagePosition(loss.first_kept, 0)
         return TopicRange(view.history, first, last.next)
 
@@ -331,8 +336,9 @@ class StreamQuery:
         return view is None or not view.ledger_ids or view.ledger_ids[-1] < last.ledger_id
 
     def spec(self, end: StreamOffset, columns: tuple[str, ...], tasks: Sequence[ScanTask]) -> ScanSpec:
-        """For the tasks of the batch that ends there. The publish time of the query's start is exact in the rows; what the
-        options say now is that of another start (rule 2)."""
+        """Return the spec for the tasks of a batch that ends there. The publish time of the query's start is exact in the rows; the
+        current options may have another start (rule 2).
+        """
         spec = self._options.reading(columns, self._schemas).spec
         if spec.mode is ReadMode.TYPED:
             from cepheid_scan.plan_scan import with_schemas
@@ -340,10 +346,10 @@ class StreamQuery:
             spec = with_schemas(spec, self._state.current().plan, tasks)
         return replace(spec, row_filter=replace(spec.row_filter, publish_from_ms=end.since_ms))
 
-    # What is not needed any more
+    # Release
 
     def commit(self, end: StreamOffset) -> None:
-        """One entry stays at least, so that the ledger of the position does (rule 1 of lease.py)."""
+        """Release what was read except one entry, so that the ledger of the position stays (rule 1 of lease.py)."""
         if self._keeper is None:
             return
         back = max(1, self._options.spec.settings.chunk_lookback)
@@ -360,7 +366,7 @@ class StreamQuery:
         self._keeper.move(firsts)
 
     def lag(self) -> dict[str, Any]:
-        """Asked for at every look of Spark's, new or not: counted once a snapshot."""
+        """Return the lag, computed once per snapshot: Spark requests it at every look."""
         snapshot, read = self._state.current(), self._last or self._initial
         key = (snapshot.number, read, self.lost_entries)
         if self._lag is None or self._lag[0] != key:
@@ -374,7 +380,7 @@ class StreamQuery:
         return self._lag[1]
 
     def close(self) -> None:
-        """Connections and threads; the lease stays."""
+        """Close connections and threads; the lease stays."""
         if self._keeper is not None:
             self._keeper.close()
         if self._admin is not None:
@@ -388,14 +394,15 @@ class StreamQuery:
         return LeaseKeeper(Lease(self._admin, name, self._options.lease_ttl_s, holder=self._holder))
 
     def _adopt(self, offset: StreamOffset, start: StreamOffset | None = None) -> None:
-        """The lease that the offsets name is the query's. One that this process made for a start that was never used goes.
+        """Adopt the lease that the offsets name. One that this process created for an unused start is deleted.
 
-        `start`: of the batch that ends with `offset` and is still to be read."""
+        `start`: of the batch that ends with `offset` and is still to be read.
+        """
         if not self._options.has_lease:
             self._state.follow(offset.ends)
             return
         name = self._options.subscription or offset.subscription
-        if name is not None and name == self._options.start.subscription:  # of an earlier version: it is its consumers'
+        if name is not None and name == self._options.start.subscription:  # from an earlier version: it belongs to its consumers
             name = self._keeper.name if self._keeper is not None and self._is_adopted else new_lease_name()
         if self._keeper is not None and (name is None or self._keeper.name == name):
             if not self._is_adopted and self._initial is not None and offset.starts != self._initial.starts:
@@ -413,7 +420,7 @@ class StreamQuery:
         self._keeper.hold(held, must_exist=True, takes=offset.subscription == self._keeper.name)
 
     def _held_firsts(self, offset: StreamOffset, start: StreamOffset | None) -> dict[str, MessagePosition]:
-        """Of topics that are there: what the query has still to read, given as for `_adopt`."""
+        """Return what the query has still to read of existing topics, with arguments as for `_adopt`."""
         views = self._state.current().views
         firsts = {topic: end.next if start is None else offset.first_message(topic, start) for topic, end in offset.ends.items()}
         return {topic: _held_from(first) for topic, first in firsts.items() if topic in views}
@@ -421,7 +428,7 @@ class StreamQuery:
     def _gone(self, snapshot: Snapshot, start: StreamOffset) -> frozenset[str]:
         gone = snapshot.gone & start.ends.keys()
         for topic in sorted(gone):
-            what = "the topic was deleted, or is not among the topics of the options any more"
+            what = "the topic was deleted, or is no longer among the topics of the options"
             self._believe(Loss(topic, start.ends[topic], None, what), is_counted=True)
             self._turns.pop(topic, None)
         return frozenset(gone)
@@ -431,7 +438,7 @@ class StreamQuery:
         return find_loss(view, position, self._state.seen, is_held=is_held, incarnation=incarnation, is_start=is_start)
 
     def _sure_loss(self, view: TopicView, position: EntryPosition, incarnation: str | None, is_start: bool) -> Loss | None:
-        """Where it is in doubt, those are asked who keep records (rule 3)."""
+        """Return a loss confirmed by a new look, and if in doubt by records (rule 3)."""
         loss = self._loss(view, position, incarnation, is_start)
         if loss is None or loss.doubt is None:
             return loss
@@ -452,7 +459,7 @@ class StreamQuery:
 
 
 def _fitting(cut: Mapping[str, int], taken: Mapping[str, int]) -> Mapping[str, int]:
-    """Larger, where the entries would make more tasks than are planned."""
+    """Return a larger cut if the entries would make more tasks than allowed."""
     from cepheid_scan.splits import MAX_TASKS
 
     surplus = sum(entries / cut[topic] for topic, entries in taken.items()) / MAX_TASKS
@@ -460,12 +467,12 @@ def _fitting(cut: Mapping[str, int], taken: Mapping[str, int]) -> Mapping[str, i
 
 
 def _goes_on(view: TopicView, start: StreamOffset, position: EntryPosition) -> bool:
-    """Whether `position` is where `start` ended, with nothing lost behind it."""
+    """Return whether `position` is where `start` ended, with nothing lost after it."""
     return start.ends.get(view.topic) == position and not is_another(view, start.incarnations.get(view.topic))
 
 
 def _starts_further_on(view: TopicView, start: StreamOffset) -> bool:
-    """Whether it stands at a start that its ledger does not reach, or did not when it went: `ends` would tell of entries read."""
+    """Return whether it is at a start that its ledger does not reach, or did not when deleted: `ends` would imply read entries."""
     ledger = view.ledger(start.ends[view.topic].ledger_id)
     return start.is_start(view.topic) and (ledger is None or ledger.last_entry_id < start.ends[view.topic].entry_id)
 
@@ -476,24 +483,24 @@ def _reaches(view: TopicView, last: EntryPosition) -> bool:
 
 
 def _held_from(first: MessagePosition) -> MessagePosition:
-    """Where a lease begins for what is read from `first` on: as in `commit`, the ledger of the position stays in the chain."""
+    """Return where the lease for reading from `first` begins: like in `commit`, the ledger of the position stays in the chain."""
     return MessagePosition(first.ledger_id, max(0, first.entry_id - 1))
 
 
 def open_stream_query(options: SourceOptions, schemas: tuple[SchemaVersion, ...] = ()) -> StreamQuery:
-    """`schemas`: of the rows, if they are typed. Asks nobody yet. Raises BadOptionError."""
+    """Return the query without any call yet. `schemas`: of the rows, if they are typed. Raises BadOptionError."""
     source = options.source
     admin = AdminHttp(source) if source.service_url or source.admin_url else None
 
     def resolve_start(snapshot: Snapshot) -> dict[str, MessagePosition]:
-        """Raises BadOptionError, DataLossError: the options name a place that is not kept any more, or will never be."""
+        """Return the starts. Raises BadOptionError or DataLossError for a place that is no longer kept, or will never exist."""
         request = replace(options, end=LATEST)
         with closing(open_planner(source)) as planner:
             ranges = plan_ranges(request, snapshot.plan, planner, is_stream=True)
         return {found.history.topic: found.first for found in ranges if found.history.ledgers}
 
     def publish_time_ms(plan: HistoryPlan, view: TopicView, entry: EntryPosition) -> int | None:
-        """Does not wait for bookies as a task does: the lag is reported at every trigger."""
+        """Return a publish time, with less patience for bookies than a task: the lag is reported at every trigger."""
         ledger = view.ledger(entry.ledger_id)
         settings = replace(options.spec.settings, read_timeout_s=1.0, read_attempts=1, unreachable_s=0.0)
         if ledger is None:

@@ -1,8 +1,8 @@
-"""Structured streaming: Spark's calls, turned into those of StreamQuery. The order of the calls: docs/spark.md.
+"""Structured streaming: translates Spark's calls to those of StreamQuery. The order of the calls is in docs/spark.md.
 
-Spark makes two readers for a query: one in a process that lives as long as the query does and plans (all but `read`), and one
-that is made with the first batch, pickled, and whose `read` runs in the tasks. They share nothing: what tasks need is in the
-partitions. So is the history that typed rows are of, unless both know it from load(): by the first batch it may be another.
+Spark creates two readers for a query: one in a process that lives as long as the query and plans (all but `read`), and one
+created with the first batch, pickled, whose `read` runs in the tasks. They share nothing: what tasks need is in the
+partitions. So is the schema history of typed rows, unless both know it from load(): it may have changed by the first batch.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, schema: StructType, options: SourceOptions, schemas: tuple[SchemaVersion, ...] | None = None) -> None:
-        """`schemas`: as load() found them; None: it did not ask, as the user gave the rows' schema."""
+        """`schemas`: as found by load(); None: it did not look, as the user gave the rows' schema."""
         _check_end(options.end)
         self._schema = schema
         self._options = options
@@ -51,7 +51,7 @@ class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._start = StreamOffset({})
 
     def _planned_rows(self) -> _Rows:
-        """Raises BadOptionError: the topics have no schema, or not the columns of the user's."""
+        """Return the rows. Raises BadOptionError if the topics have no schema, or lack the user's columns."""
         if self._rows is None:
             from cepheid_spark.spark_schema import load_topic_schemas
 
@@ -76,7 +76,10 @@ class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._query.prepare_available_now()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Only one limit can be said, and it comes back as it is: it says that there are limits; all of them are applied here."""
+        """Return the limit.
+
+        Spark can express only one, and returns it unchanged: it marks that there are limits; all are applied here.
+        """
         options = self._options
         if options.max_bytes_per_trigger is not None:
             return ReadMaxBytes(options.max_bytes_per_trigger)
@@ -86,8 +89,8 @@ class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @brief_errors
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """`start`, the very dict, if nothing is new: Spark compares texts."""
-        if self._start_json != start:  # while nothing is new it comes 69 times a second
+        """Return the end; `start`, the very dict, if nothing is new: Spark compares texts."""
+        if self._start_json != start:  # while nothing is new it is the same 69 times a second
             self._start_json, self._start = start, StreamOffset.from_json(start)
         begin = self._start
         end = self._query.latest(begin, is_limited=not isinstance(limit, ReadAllAvailable))
@@ -106,7 +109,7 @@ class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return partitions_of(tasks, spec, rows.schemas, is_known=self._is_told)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if not isinstance(partition, TaskPartition):  # of value None, where there is nothing to read
+        if not isinstance(partition, TaskPartition):  # of value None, if there is nothing to read
             return iter(())
         known = self._rows.schemas if self._rows is not None else partition.carried()
         rows = self._rows or _rows_of(self._schema, self._options, known)
@@ -117,7 +120,7 @@ class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._query.commit(StreamOffset.from_json(end))
 
     def stop(self) -> None:
-        """Often never called (Spark kills the process), or when the next run has begun: nothing depends on it."""
+        """Stop. Often never called (Spark kills the process), or only after the next run has begun: nothing depends on it."""
         if self._opened is not None:
             self._opened.close()
             self._opened = None
@@ -125,7 +128,7 @@ class CepheidStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """`options`: with the version that is shown, where the rows are typed."""
+    """Schema and options. `options`: with the version to show, for typed rows."""
 
     options: SourceOptions
     schemas: tuple[SchemaVersion, ...]
@@ -140,11 +143,11 @@ def _rows_of(schema: StructType, options: SourceOptions, schemas: tuple[SchemaVe
 
 
 def _check_end(end: Edge) -> None:
-    """Raises BadOptionError: an end that a stream cannot have."""
+    """Raise BadOptionError for an end that a stream cannot have."""
     if end.publish_time_ms is not None:
         raise BadOptionError(
             "endingTimestamp (publishedUntil) ends a batch read; a stream has no end in time, since an older message may always "
-            "come later: filter its rows by publish_time, or give endingOffsets",
+            "arrive later: filter its rows by publish_time, or give endingOffsets",
             option="endingTimestamp",
         )
     for topic, place in end.positions:
@@ -152,7 +155,7 @@ def _check_end(end: Edge) -> None:
             entry, next_entry = f"{place.ledger_id}:{place.entry_id}", f"{place.ledger_id}:{place.entry_id + 1}"
             raise BadOptionError(
                 f"option endingOffsets, topic {topic}: {place} is inside a batch of messages, and a stream ends between entries, "
-                f"or it could not go on behind it later: give {entry} to leave that entry out, {next_entry} to read all of it",
+                f"or it could not continue after it later: give {entry} to leave that entry out, {next_entry} to read all of it",
                 option="endingOffsets",
                 topic=topic,
             )

@@ -1,15 +1,15 @@
-"""What a stream knows of its topics, kept up to date in the background: Spark asks 69 times a second while nothing happens.
+"""The state of a stream's topics, updated in the background: Spark requests it 69 times a second while nothing happens.
 
     one thread: topics (each discovery interval) ──► plan (about each second) ──┐
     EndWatch:   LAC of the open ledgers, by long polls ─────────────────────────┴──► Snapshot ──► current(): from memory, at once
 
 Rules
-1. A snapshot never knows less of an open ledger than the one before, unless the topic was made anew.
-2. What the thread cannot find out, it tries again; only when that lasts for `retry_s`, the next question gets the failure.
-3. A plan costs the broker work: the pause between two is twenty times what one takes, and a second at least. While the topics
-   move it is shorter, since bookies hear of the last entry before a pause of the writers late (`explicit_lac_interval_s`).
-   One that waited for a broker to come back took long, but cost nothing: the faster of the last two counts. The pause is bounded,
-   since until it is over no new ledger is seen.
+1. A snapshot never knows less of an open ledger than the previous one, unless the topic was created again.
+2. The thread retries failures; only when they last for `retry_s`, the next request raises them.
+3. A plan costs the broker work: the pause between two is twenty times the duration of one, and at least a second. While the topics
+   move it is shorter, since bookies learn of the last entry before a pause of the writers late (`explicit_lac_interval_s`).
+   A plan that waited for a broker to return took long, but cost nothing: the faster of the last two counts. The pause is bounded,
+   since no new ledger is seen until it is over.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _LEAST_PAUSE_S, _LEAST_PAUSE_MOVING_S = 1.0, 0.25
-_MOVING_S = 10.0  # after the last sight of a new entry
+_MOVING_S = 10.0  # after the last new entry was seen
 _PAUSE_PER_PLAN = 20.0
 _MOST_PAUSE_S = 30.0
-_ATTEMPTS = 3  # of a plan whose topics vanish while it is made
+_ATTEMPTS = 3  # of a plan whose topics vanish while it is created
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`number` grows with every change. `gone`: topics that the stream reads and that are not there any more."""
+    """State of the topics. `number` grows with every change. `gone`: topics that the stream reads and that no longer exist."""
 
     number: int
     views: Mapping[str, TopicView]
@@ -81,11 +81,11 @@ class StreamState:
         self.sightings = Sightings()
 
     def follow(self, topics: Iterable[str]) -> None:
-        """Those that the stream has a position in: they are missed when they are not found."""
+        """Set the topics in which the stream has a position: they are reported if they are not found."""
         self._read = frozenset(topics)
 
     def current(self) -> Snapshot:
-        """From memory, but for the first time. Raises what has kept failing for `retry_s` (rule 2)."""
+        """Return the snapshot, from memory except the first time. Raises what has kept failing for `retry_s` (rule 2)."""
         if self._snapshot is None:
             self.look()
         if self._failure is not None and time.monotonic() - self._failing_since >= self._retry_s:
@@ -97,8 +97,10 @@ class StreamState:
         return self._snapshot
 
     def look(self, *, discover: bool = True, is_first: bool = False) -> Snapshot:
-        """A fresh one: everything that was acknowledged before the call is in it. Raises PlanUnavailableError and, `is_first`,
-        NoSuchTopicError where the options say that a missing topic is an error."""
+        """Return a new snapshot that contains everything acknowledged before the call.
+
+        Raises PlanUnavailableError and, with `is_first`, NoSuchTopicError if the options make a missing topic an error.
+        """
         with self._looking:
             selection = self._selection if is_first else replace(self._selection, fail_on_missing=False)
             for attempt in range(_ATTEMPTS):
@@ -108,7 +110,7 @@ class StreamState:
                 try:
                     plan = self._planner.plan(topics, schemas=self._schemas) if topics else HistoryPlan((), {})
                     break
-                except NoSuchTopicError:  # deleted since it was found
+                except NoSuchTopicError:  # deleted after it was found
                     if attempt == _ATTEMPTS - 1:
                         raise
             self._watch.update(plan)
@@ -117,8 +119,8 @@ class StreamState:
         return snapshot
 
     def gone_ledgers(self, history: TopicHistory, ids: range) -> Mapping[int, int] | None:
-        """Last entries of those of them that had entries, as records tell; None: nobody knows. Raises PlanUnavailableError."""
-        with self._looking:  # planners answer one call at a time
+        """Return last entries of those of them with entries, according to records; None: unknown. Raises PlanUnavailableError."""
+        with self._looking:  # planners handle one call at a time
             return self._planner.gone_ledgers(history.topic, history.incarnation, ids)
 
     def close(self) -> None:
@@ -179,7 +181,7 @@ class StreamState:
             except Exception as error:
                 pause_s = _LEAST_PAUSE_S
                 failure = error if isinstance(error, CepheidError) else None
-                if failure is None:  # a defect of ours must not look like topics in which nothing happens
+                if failure is None:  # a defect must not look like topics in which nothing happens
                     log.exception("stream.look_failed")
                     failure = PlanUnavailableError(f"the look at the topics failed: {error!r}")
                 self._on_failure(failure, began)
@@ -197,7 +199,7 @@ class StreamState:
 
 
 def pause_after(took_s: float, before_s: float | None, *, is_moving: bool) -> float:
-    """Rule 3. `before_s`: what the plan before took."""
+    """Return the pause of rule 3. `before_s`: the duration of the previous plan."""
     usual_s = took_s if before_s is None else min(took_s, before_s)
     least_s = _LEAST_PAUSE_MOVING_S if is_moving else _LEAST_PAUSE_S
     return min(_MOST_PAUSE_S, max(least_s, _PAUSE_PER_PLAN * usual_s))
@@ -207,25 +209,25 @@ LOOKS_BEFORE_GONE = 2
 
 
 class Discovery:
-    """Which topics a stream reads, looked for at an interval: new ones are read from their first entry on.
+    """Finds the topics of a stream at an interval: new ones are read from their first entry on.
 
-    One look may miss a topic that is there (metadata in the middle of a change), and what is gone ends the query or its position:
-    so it is gone only after a second look. `now` is by a monotonic clock, in seconds.
+    One look may miss an existing topic (metadata in the middle of a change), and a deleted topic ends the query or its position:
+    so it counts as deleted only after a second look. `now`: monotonic clock in seconds.
     """
 
     def __init__(self, interval_s: float) -> None:
         self._interval_s = interval_s
         self._looked_at: float | None = None
-        self._missing: dict[str, int] = {}  # looks in a row
+        self._missing: dict[str, int] = {}  # consecutive looks that missed it
         self.topics: tuple[str, ...] = ()
 
     def is_due(self, now: float) -> bool:
-        """A look that missed a topic is repeated at once."""
+        """Return whether to look now. A look that missed a topic is repeated at once."""
         unsure = any(looks < LOOKS_BEFORE_GONE for looks in self._missing.values())
         return unsure or self._looked_at is None or now - self._looked_at >= self._interval_s
 
     def on_found(self, found: Sequence[str], read: Iterable[str], now: float) -> None:
-        """`read`: topics that the stream has a position in."""
+        """Record a look. `read`: topics in which the stream has a position."""
         self._looked_at = now
         there = frozenset(found)
         self._missing = {topic: self._missing.get(topic, 0) + 1 for topic in sorted(read) if topic not in there}

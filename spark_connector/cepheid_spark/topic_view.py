@@ -1,7 +1,7 @@
-"""What is known of one topic partition's history at a moment, for arithmetic over it: entries are counted through its ledgers.
+"""The known history of one topic partition at one moment, for arithmetic: entries are numbered across its ledgers.
 
 ledger   7: 0..4     9: 0..2     12: (open) 0..0
-rank     1 .. 5      6 .. 8      9                       rank of a position: entries up to and with it
+rank     1 .. 5      6 .. 8      9                       rank of a position: entries up to and including it
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from itertools import accumulate
 from cepheid_decode import LedgerHistory, MessagePosition, TopicHistory
 from cepheid_spark.offsets import EntryPosition
 
-_GUESSED_ENTRY_BYTES = 1024.0  # where nothing is known yet
+_GUESSED_ENTRY_BYTES = 1024.0  # if nothing is known yet
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class TopicView:
-    """`_entry_bytes`: the average of each ledger. `_before`, `_bytes_before`: what is before each ledger, and at last of all."""
+    """A history.
+
+    `_entry_bytes`: average per ledger. `_before`, `_bytes_before`: totals before each ledger, and at the end of all.
+    """
 
     history: TopicHistory
     ledger_ids: Sequence[int]
@@ -54,12 +57,13 @@ class TopicView:
 
     @property
     def earliest(self) -> MessagePosition | None:
-        """The first message there is or will be; None: it has no ledger yet."""
+        """The first message that exists or will exist; None: it has no ledger yet."""
         return MessagePosition(self.ledger_ids[0], 0) if self.ledger_ids else None
 
     def with_end(self, ledger_id: int, last_entry_id: int, size_bytes: int = 0) -> TopicView:
-        """The open ledger, which is the last one, is known up to there, where it has so many bytes; 0: entries that came since the
-        plan count as its average."""
+        """Return the view with a later end of the open ledger, the last one, and its size; 0: entries since the plan count as
+        its average.
+        """
         if not self.ledger_ids or self.ledger_ids[-1] != ledger_id:
             return self
         last = self.history.ledgers[-1]
@@ -74,27 +78,30 @@ class TopicView:
         return TopicView(replace(self.history, ledgers=ledgers), self.ledger_ids, entry_bytes, before, bytes_before)
 
     def rank(self, position: EntryPosition) -> int:
-        """Of a position in a ledger that went: of what came before the next one. Not beyond what is known."""
+        """Return the rank of a position.
+
+        In a deleted ledger it is that of the entries before the next one. Limited to what is known.
+        """
         index = bisect_left(self.ledger_ids, position.ledger_id)
         if index == len(self.ledger_ids) or self.ledger_ids[index] != position.ledger_id:
             return self._before[index]
         return min(self._before[index] + position.entry_id + 1, self._before[index + 1])
 
     def at_rank(self, rank: int) -> EntryPosition:
-        """The entry of that rank, 1 ≤ rank ≤ total_entries."""
+        """Return the entry of that rank, 1 ≤ rank ≤ total_entries."""
         assert 1 <= rank <= self.total_entries, f"rank {rank} of {self!r}"
-        index = bisect_left(self._before, rank) - 1  # of several with as many before them the last that holds it: others are empty
+        index = bisect_left(self._before, rank) - 1  # the last of several with as many before: others are empty
         return EntryPosition(self.ledger_ids[index], rank - self._before[index] - 1)
 
     def bytes_at(self, rank: int) -> float:
-        """Stored bytes up to and with the entry of that rank; within a ledger by its average."""
+        """Return the stored bytes up to and including the entry of that rank; within a ledger by its average."""
         if rank <= 0:
             return 0.0
         index = bisect_left(self._before, rank) - 1
         return self._bytes_before[index] + (rank - self._before[index]) * self._entry_bytes[index]
 
     def rank_within(self, size_bytes: float) -> int:
-        """The last rank with no more stored bytes up to it: `bytes_at`, the other way round."""
+        """Return the last rank with no more stored bytes up to it: the inverse of `bytes_at`."""
         index = bisect_right(self._bytes_before, size_bytes) - 1
         if index >= len(self.ledger_ids):
             return self.total_entries

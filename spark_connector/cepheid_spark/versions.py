@@ -1,4 +1,4 @@
-"""Which Spark is enough. Older ones have no admission control for Python sources: no rate limit, and no right AvailableNow."""
+"""The required version of Spark. Older ones have no admission control for Python sources: no rate limit, no proper AvailableNow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ class UnsupportedSparkError(CepheidError):
 
 
 def require_spark() -> None:
-    """Raises UnsupportedSparkError. Asked where Spark's driver runs the source: over Connect that is the server."""
+    """Raise UnsupportedSparkError for an old Spark.
+
+    Called where Spark's driver runs the source: over Connect that is the server.
+    """
     import pyspark
 
     if not is_enough(pyspark.__version__):

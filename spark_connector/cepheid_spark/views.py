@@ -1,9 +1,9 @@
-"""A view for each topic of a namespace, so that SQL knows the topics by their names.
+"""Creates a view for each topic of a namespace, so that SQL can use the topics by name.
 
     register(spark, "pulsar://127.0.0.1:6650", "public/default")
     spark.sql("SELECT carrier, count(*) FROM flights GROUP BY carrier")
 
-The views are temporary: they belong to the session, and no catalog keeps them. Each query reads its topic anew.
+The views are temporary: they belong to the session, and no catalog keeps them. Each query reads its topic again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def register(
 ) -> list[str]:
     """Create or replace a temporary view for each topic of `namespace`, and return their names, sorted.
 
-    A view has its topic's local name (in backticks, if it is no plain identifier), and the rows of `readMode=typed` where the
-    topic has a schema, else those of `messages`. Topics that come later need another call. `options`: further ones of the source,
+    A view has its topic's local name (in backticks if it is not a plain identifier), and the rows of `readMode=typed` if the
+    topic has a schema, otherwise those of `messages`. Later topics need another call. `options`: further ones of the source,
     for all views. Raises BadOptionError and PlanUnavailableError.
     """
     given = {"service.url": service_url, **(options or {})}

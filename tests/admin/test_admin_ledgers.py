@@ -121,7 +121,7 @@ def test_what_is_lost_is_said_before_it_is_asked_for() -> None:
         "unheard": ["b1", "b2"],
     }
     text = "\n".join(preview_lines(preview))
-    assert "By the word of b3 alone it would be closed at entry 119." in text
+    assert "By the answer of b3 alone it would be closed at entry 119." in text
     assert "only at b1, b2" in text
     assert "more bookie" not in text
     assert "needs 1 more bookie that takes entries: start further ones" in "\n".join(

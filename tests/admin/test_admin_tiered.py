@@ -158,9 +158,9 @@ def test_partitions_are_asked_by_their_own_names(world: World) -> None:
     assert world.admin.put(f"{NAMESPACE}/split/partitions", json=2).status_code == 204
     assert world.admin.put(f"{NAMESPACE}/split/offload", json={"ledgerId": 0, "entryId": 0}).status_code == 405
     assert world.admin.get(f"{NAMESPACE}/split-partition-1/offload").json() == OFF
-    assert world.cepheid("topics", "offload-status", "split").count("not asked for") == 2
+    assert world.cepheid("topics", "offload-status", "split").count("not requested") == 2
     assert world.admin.get(f"{NAMESPACE}/nowhere/offload").status_code == 404
-    with pytest.raises(CepheidError, match="--before is a place in one"):
+    with pytest.raises(CepheidError, match="--before is a position in one"):
         world.cepheid("topics", "offload", "split", "--before", "1:0")
 
 

@@ -114,7 +114,7 @@ def test_a_subscription_is_moved_by_every_command(cepheid: Commands) -> None:
     cepheid("subscriptions", "skip", "moved", "s", "--all")
     assert backlog(cepheid, "moved") == 0
     for words in (("--count", "1", "--all"), ()):
-        with pytest.raises(CepheidError, match="say how much"):
+        with pytest.raises(CepheidError, match="say what to skip"):
             cepheid("subscriptions", "skip", "moved", "s", *words)
 
 

@@ -39,13 +39,13 @@ def test_sizes(text: str, size: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "7", "s", "-7s", "7 s", "7y", "1.5h"])
 def test_what_is_no_duration_is_refused_with_the_text(text: str) -> None:
-    with pytest.raises(BadValueError, match="is no duration"):
+    with pytest.raises(BadValueError, match="is not a duration"):
         duration_s(text)
 
 
 @pytest.mark.parametrize("text", ["", "GB", "-1", "7 GB", "1.5GB", "7XB"])
 def test_what_is_no_size_is_refused_with_the_text(text: str) -> None:
-    with pytest.raises(BadValueError, match="is no size"):
+    with pytest.raises(BadValueError, match="is not a size"):
         size_bytes(text)
 
 
@@ -55,7 +55,7 @@ def test_positions() -> None:
     assert position("earliest")["ledgerId"] == -1
     assert position("latest")["ledgerId"] == (1 << 63) - 1
     for text in ("", "12", "12:", ":3", "a:b", "12:34:5"):
-        with pytest.raises(BadValueError, match="is no position"):
+        with pytest.raises(BadValueError, match="is not a position"):
             position(text)
 
 
@@ -63,7 +63,7 @@ def test_times() -> None:
     assert time_ms("2026-05-01T12:00:00+00:00") == 1_777_636_800_000
     assert time_ms("2026-05-01T12:00:00+02:00") == 1_777_629_600_000
     assert time_ms("-15m") < time_ms("-14m")
-    with pytest.raises(BadValueError, match="is no time"):
+    with pytest.raises(BadValueError, match="is not a time"):
         time_ms("yesterday")
 
 
@@ -107,7 +107,7 @@ def test_a_bad_policy_value_says_what_to_write(name: str) -> None:
 
 
 def test_an_unknown_policy_is_named_with_those_there_are() -> None:
-    with pytest.raises(BadValueError, match="'retenton' is no policy; there are retention, ttl"):
+    with pytest.raises(BadValueError, match="'retenton' is not a policy; there are retention, ttl"):
         word("retenton")
 
 
@@ -182,15 +182,15 @@ def test_an_offload_policy_is_read_and_shown_alike(text: str) -> None:
         ("s3://,keep=1h", "names no bucket: write s3://bucket/prefix"),
         ("s3://id:hush@bucket", "before an @"),
         ("s3://bucket?secret_access_key=hush", "carries 'secret_access_key'"),
-        ("s3://bucket,gs://other", "'gs://other' is a second place"),
+        ("s3://bucket,gs://other", "'gs://other' is a second destination"),
         ("s3://bucket,after-sise=1GB", "unknown option 'after-sise': .*; did you mean after-size"),
         ("s3://bucket,colour=red", "unknown option 'colour': after-size, after-age, keep, read-from are possible$"),
-        ("s3://bucket,after-size=-1GB", "after-size: '-1GB' is no size"),
-        ("s3://bucket,after-size=1GB,after-size=2GB", "after-size is there twice"),
-        ("s3://bucket,after-age=1", "after-age: '1' is no duration"),
-        ("s3://bucket,after-age=-1d", "after-age: '-1d' is no duration"),
+        ("s3://bucket,after-size=-1GB", "after-size: '-1GB' is not a size"),
+        ("s3://bucket,after-size=1GB,after-size=2GB", "after-size is given twice"),
+        ("s3://bucket,after-age=1", "after-age: '1' is not a duration"),
+        ("s3://bucket,after-age=-1d", "after-age: '-1d' is not a duration"),
         ("s3://bucket,keep=unlimited", "keep: the time until bookies delete"),
-        ("s3://bucket,keep=", "keep: '' is no duration"),
+        ("s3://bucket,keep=", "keep: '' is not a duration"),
         ("s3://bucket,read-from=tape", "read-from: 'tape' is neither bookies nor objects"),
     ],
 )

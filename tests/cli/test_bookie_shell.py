@@ -179,11 +179,11 @@ def test_why_not_freed_names_the_rule_that_keeps_ledgers_of_which_metadata_lacks
 
     run_async(report(range(5, 155)))
     assert run_async(read_owners(original.metadata)).why_kept(5, "bookie-1") == (
-        "metadata lacks 150 ledgers of this bookie, too many to be deleted without an operator: "
+        "metadata lacks 150 ledgers of this bookie, too many to delete without confirmation: "
         "cepheid bookies confirm-missing bookie-1"
     )
     run_async(report(range(0)))
-    assert run_async(read_owners(original.metadata)).why_kept(5, "bookie-1").startswith("nothing, metadata does not have it")
+    assert run_async(read_owners(original.metadata)).why_kept(5, "bookie-1").startswith("nothing, as metadata does not have it")
 
 
 def test_a_journal_directory_that_is_the_data_directory_is_locked_once(original: Shell) -> None:

@@ -222,7 +222,7 @@ def test_bad_input_starts_nothing(shell: Shell, arguments: list[str], words: str
 def test_a_file_that_is_no_cluster_is_left_alone(shell: Shell) -> None:
     shell.directory.mkdir()
     (shell.directory / "cluster.json").write_text("{}")
-    assert "is no record of a local cluster" in shell.refused("status")
+    assert "is not the file of a local cluster" in shell.refused("status")
     (shell.directory / "cluster.json").write_text('{"format": 2}')
     assert "has format 2" in shell.refused("up")
 

@@ -179,7 +179,7 @@ def test_each_finding_has_a_cure(ailment: Copy, valid: int, words: str) -> None:
 
 
 def test_bytes_that_are_no_message_are_shown_as_that() -> None:
-    assert list(lines_of(3, 4, memoryview(b"\x00\x01"))) == ["3:4  2 bytes, no message"]
+    assert list(lines_of(3, 4, memoryview(b"\x00\x01"))) == ["3:4  2 bytes, not a message"]
 
 
 class ChangingSource:
@@ -321,7 +321,7 @@ def test_copies_of_a_bookie_that_did_not_answer_are_neither_bad_nor_lost(
     assert verified(monkeypatch, ChangingSource(ledger), bookies, ledger) is Verdict.BAD
     last_line = capsys.readouterr().out.splitlines()[-1]
     assert "5 valid, 1 bad or missing, 6 not known" in last_line
-    assert "0 entries without a valid copy, 1 entry of which only bookies that did not say can have one" in last_line
+    assert "0 entries without a valid copy, 1 entry of which only bookies that did not answer can have one" in last_line
 
 
 def test_an_open_ledger_whose_end_is_not_known_is_not_sound() -> None:

@@ -114,7 +114,7 @@ def test_the_report_names_what_metadata_lacks_and_what_is_not_where_it_says() ->
     assert report_lines(report) == [
         "ledger 7: held by b1, b2, not in metadata",
         "ledger 9: held by b3, not in metadata",
-        "ledger 2: in metadata, and neither b1 nor b2 nor another bookie holds it",
+        "ledger 2: in metadata, but neither b1 nor b2 nor another bookie holds it",
         "ledger 3: held by b3, which metadata does not name for it",
         "ledger 11: held by b2, which metadata does not name for it",
         "b4 did not say what it holds: it is down",

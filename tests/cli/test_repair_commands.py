@@ -61,7 +61,7 @@ def test_a_bookie_is_decommissioned_while_it_runs(admin: AdminWorld) -> None:
     ledger = admin.get(f"/cepheid/v1/ledgers/{ledger_id}").json()["ledger"]
     leaving = ledger["fragments"][0]["ensemble"][0]
     said = cepheid(admin, "bookies", "decommission", leaving, "--wait").stdout
-    assert f"{leaving} holds nothing that is needed any more: stop it, and throw its disks away" in said
+    assert f"{leaving} holds nothing that is still needed: stop it, and discard its disks" in said
     after = admin.get(f"/cepheid/v1/ledgers/{ledger_id}").json()["ledger"]
     assert leaving not in after["fragments"][0]["ensemble"]
     assert cepheid(admin, "ledgers", "verify", str(ledger_id)).exit_code == 0
@@ -76,7 +76,7 @@ def test_a_decommissioning_repeated_after_the_bookie_was_forgotten_says_that_it_
     record = DecommissionedBookie(bookie_id="bookie-8", incarnation="i", at_ms=0)
     admin.run(decommissioned_bookies(admin.standalone.broker.store).create("bookie-8", record))
     said = cepheid(admin, "bookies", "decommission", "bookie-8", "--wait")
-    assert "bookie-8 is decommissioned: nothing names it any more" in said.stdout
+    assert "bookie-8 is decommissioned: nothing refers to it any more" in said.stdout
     assert said.exit_code == 0
 
 

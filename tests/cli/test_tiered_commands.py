@@ -187,8 +187,8 @@ def test_a_restore_takes_in_what_was_uploaded_after_the_manifest(bucket: BucketO
     older = asyncio.run(bucket.write_object(5))
     result = tiered("restore", bucket.url, "--into", bucket.metadata)
     assert result.exit_code == 0, result.output
-    assert "found in the bucket, not in the manifest, and taken in: 1 ledger (10)" in result.output
-    assert f"found in the bucket, and not taken in: {older.name}: its ledger is older" in result.output
+    assert "found in the bucket, not in the manifest, and restored: 1 ledger (10)" in result.output
+    assert f"found in the bucket, and not restored: {older.name}: its ledger is older" in result.output
     assert asyncio.run(bucket.ledger_ids()) == [7, 8, 10]
 
 

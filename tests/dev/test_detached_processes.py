@@ -156,5 +156,5 @@ def test_ports_may_be_kept_to_a_range(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("given", ["31000", "a-b", "5-4", "0-9", "60000-70000"])
 def test_what_is_no_range_of_ports(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
     monkeypatch.setenv("CEPHEID_FREE_PORTS", given)
-    with pytest.raises(ValueError, match="looks like 20000-32000"):
+    with pytest.raises(ValueError, match="write it like 20000-32000"):
         free_port()

@@ -132,7 +132,7 @@ def test_two_starts_at_once_start_one_process(world: World) -> None:
 
 def test_a_member_that_does_not_serve_in_time_goes_on(world: World) -> None:
     world.ready = lambda _: False
-    with pytest.raises(StartFailedError, match="does not serve yet; it goes on trying"):
+    with pytest.raises(StartFailedError, match="does not serve yet; it keeps trying"):
         world.cluster.start("bookie-1", timeout_s=0.05)
     assert world.state() == "starting"
 
@@ -263,7 +263,7 @@ MEMBER = {"name": "bookie-1", "kind": "bookie", "ports": {"grpc": 1, "http": 2}}
 )
 def test_a_damaged_record_of_the_cluster_is_refused_and_not_acted_on(tmp_path: Path, fields: dict[str, object]) -> None:
     (tmp_path / "cluster.json").write_text(json.dumps({"format": 1, **fields}))
-    with pytest.raises(ClusterFileError, match="is no record of a local cluster"):
+    with pytest.raises(ClusterFileError, match="is not the file of a local cluster"):
         LocalCluster(tmp_path).status()
 
 

@@ -102,7 +102,7 @@ class RepairingCluster:
     def decommission(self, bookie: str) -> None:
         """Move everything off a bookie, stop it, and wait until metadata has forgotten it."""
         said = self.command("bookies", "decommission", bookie, "--wait")
-        assert "stop it, and throw its disks away" in said, said
+        assert "stop it, and discard its disks" in said, said
         self.processes.stop(bookie)
         self.chaos.wait_until(lambda: bookie not in self.known_bookies(), f"{bookie} is forgotten")
 

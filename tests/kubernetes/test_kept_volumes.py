@@ -60,8 +60,8 @@ def test_no_cluster_is_founded_in_a_zookeeper_that_lost_its_volume_and_a_backup_
     kept.wait_pod_replaced(f"{zookeeper}-0", uid)
     kept.kubectl("delete", "pod", f"{bookie}-0", f"{bookie}-1", f"{broker}-0", "--wait=false")
     for pod, reason in (
-        (f"{bookie}-0", "holds no cluster: no cluster is founded"),
-        (f"{bookie}-1", "holds no cluster: no cluster is founded"),
+        (f"{bookie}-0", "holds no cluster: no cluster was created"),
+        (f"{bookie}-1", "holds no cluster: no cluster was created"),
         (f"{broker}-0", "the metadata store holds no cluster"),
     ):
         wait_until(lambda: reason in founding_log(kept, pod), 200, f"{reason!r} in the log of {pod}")  # noqa: B023

@@ -171,7 +171,7 @@ def test_a_topic_that_was_trimmed_is_an_error_and_not_a_gap(
         call(server, "PUT", f"{path}/unload")
     publish(client, "trimmed", range(15, 20))
     call(server, "POST", f"{path}/trim")
-    with pytest.raises(DataLossError, match="is not kept any more"):
+    with pytest.raises(DataLossError, match="is no longer kept"):
         export("trimmed", to)
     assert values(tmp_path / "table") == expected(5)
 
@@ -181,10 +181,10 @@ def test_a_topic_that_was_trimmed_is_an_error_and_not_a_gap(
     [
         ({"topic": "other"}, LakeError, "holds the export of persistent://public/default/bad-input, not of"),
         ({"mode": "typed"}, LakeError, "was begun with mode messages"),
-        ({"to": "csv:///tmp/x"}, LakeTargetError, "names no table: write parquet:///absolute/path"),
+        ({"to": "csv:///tmp/x"}, LakeTargetError, "does not name a table: write parquet:///absolute/path"),
         ({"to": "iceberg://flights"}, LakeTargetError, "write iceberg://namespace.table"),
         ({"to": "parquet+s3://"}, LakeTargetError, "names no bucket"),
-        ({"catalog": {"uri": "x"}}, LakeTargetError, "catalog properties are for iceberg:// alone"),
+        ({"catalog": {"uri": "x"}}, LakeTargetError, "catalog properties are only for iceberg://"),
     ],
 )
 def test_bad_input(
@@ -207,7 +207,7 @@ def test_a_damaged_commit_is_named(client: Client, export: Callable[..., Any], t
     with pytest.raises(LakeTargetError, match="format 2, and this release knows format 1: upgrade"):
         export("damaged", f"parquet://{tmp_path}/table")
     record.write_text("{")
-    with pytest.raises(LakeTargetError, match=r"0000000001\.json is no commit of an export"):
+    with pytest.raises(LakeTargetError, match=r"0000000001\.json is not a commit of an export"):
         export("damaged", f"parquet://{tmp_path}/table")
 
 

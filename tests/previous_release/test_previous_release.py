@@ -161,7 +161,7 @@ def test_the_old_journal_format_is_written_until_the_upgrade_is_finished(cluster
         return done.stdout
 
     assert ran("cluster", "upgrade-status").startswith(
-        "storage format  1; this release knows 3\nevery broker and bookie that runs knows it"
+        "storage format  1; this release knows 3\nevery running broker and bookie supports it"
     )
     ran("cluster", "finish-upgrade", "--yes")
     assert ran("cluster", "upgrade-status") == "storage format  3; this release knows 3\n"

@@ -141,7 +141,7 @@ def test_giving_up_names_every_address_and_what_it_said(sites: list[Site]) -> No
             http.get("/x")
     assert 0.1 < time.monotonic() - began < 30
     text = str(failed.value)
-    assert f"127.0.0.1:{port}: nobody listens there" in text
+    assert f"127.0.0.1:{port}: nothing listens there" in text
     assert f"{site.address}: status 503, loading" in text
     assert TOKEN not in text + repr(failed.value.facts) + repr(http)
     assert failed.value.retriable

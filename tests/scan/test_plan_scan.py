@@ -153,7 +153,7 @@ def test_a_stream_may_start_in_the_open_ledger_before_it_is_written(world: World
         assert "scan.start_behind_end" not in caplog.text
         assert ranges(ledger_id, last + 9) == [MessagePosition(ledger_id, last + 9)]
         assert "scan.start_behind_end" in caplog.text
-        with pytest.raises(BadOptionError, match="made anew since"):
+        with pytest.raises(BadOptionError, match="created again since"):
             ranges(ledger_id + 1, 0)
 
 
@@ -228,7 +228,7 @@ def test_what_was_trimmed_before_the_start(world: World) -> None:
     assert f"from {places[4][0]}:{places[4][1]} to before {left[0][0]}:0" in text
     assert "retention" in text
     assert "failOnDataLoss=false" in text
-    assert "6 entries at least" in text, "the trimmed ledger's record is still there"
+    assert "at least 6 entries" in text, "the trimmed ledger's record is still there"
     lenient = replace(world.request("trimmed").spec, fail_on_data_loss=False)
     assert planned(world.request("trimmed", start=start, spec=lenient)) == left
     assert planned(world.request("trimmed", start=EARLIEST)) == left
@@ -268,7 +268,7 @@ def test_typed_scans_know_every_version_of_the_schema(world: World) -> None:
 
 def test_nobody_there(world: World) -> None:
     nowhere = PlanSource(service_url=f"pulsar://127.0.0.1:{free_port()}", retry_s=0.2)
-    with pytest.raises(PlanUnavailableError, match="nobody listens there"):
+    with pytest.raises(PlanUnavailableError, match="nothing listens there"):
         plan_scan(replace(world.request("x"), source=nowhere))
     with pytest.raises(BadOptionError, match=r"service\.url"):
         plan_scan(replace(world.request("x"), source=PlanSource()))

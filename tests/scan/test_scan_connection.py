@@ -237,7 +237,7 @@ def test_places_are_in_the_log_that_came_last() -> None:
 @pytest.mark.parametrize(
     ("frame", "with_log", "error", "what"),
     [
-        pytest.param(place(0, 10), False, MalformedGroupError, "in no log", id="no log"),
+        pytest.param(place(0, 10), False, MalformedGroupError, "without a log", id="no log"),
         pytest.param(place(0, 1 << 30), True, MalformedGroupError, "1073741824 bytes", id="size"),
         pytest.param(place(2**63 - 9, 10), True, MalformedGroupError, "a place at", id="offset"),
         pytest.param(place(4090, 10), True, OSError, "ends at 4096, 4 bytes before", id="end"),
@@ -263,7 +263,7 @@ def test_a_process_without_files_left_says_so_and_reads_no_other_log() -> None:
         os.close(lowest_free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, hard))
         try:
-            with pytest.raises(OSError, match="no more files"):
+            with pytest.raises(OSError, match="cannot open more files"):
                 connection.head()
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -59,9 +59,9 @@ def test_an_option_whose_stack_is_no_news(topic: str, load: Load) -> None:
     ("schema", "why"),
     [
         ("valu binary", "did you mean value?"),
-        ("value string", "value string, and it is binary"),
-        ("publish_time bigint", "publish_time bigint, and it is timestamp"),
-        ("properties map<string,int>", "map<string,int>, and it is map<string,string>"),
+        ("value string", "column value is binary, the schema declares string"),
+        ("publish_time bigint", "column publish_time is timestamp, the schema declares bigint"),
+        ("properties map<string,int>", "column properties is map<string,string>, the schema declares map<string,int>"),
         ("value binary not null", "declare it nullable"),
     ],
 )

@@ -95,7 +95,7 @@ def test_bookies_that_are_read_by_grpc_are_named_with_the_reason(tmp_path: Path,
         reasons = _by_grpc(addresses)
         close_channels()
     assert reasons.keys() == {"b", "c"}, "d is told among those that are not reached"
-    assert f"port {closed.port}, on which it serves scans: refused" in reasons["b"]
+    assert f"port {closed.port}, for scans: refused" in reasons["b"]
     assert "older release" in reasons["c"]
 
 
@@ -106,11 +106,11 @@ def test_a_bookie_that_turns_this_process_away_is_read_by_grpc(tmp_path: Path, m
         assert _by_grpc(bookies.addresses) == {}
     monkeypatch.setattr("cepheid_bookie.scan_server._STRANGERS", 0)
     with ScanBookies(tmp_path / "full", ["a"]) as bookies:
-        assert "turns this process away" in _by_grpc(bookies.addresses)["a"]
+        assert "refuses this process" in _by_grpc(bookies.addresses)["a"]
         monkeypatch.setattr(doctor_source, "_connect_error", lambda host, port: "refused")
         assert "refused" in _by_grpc(bookies.addresses)["a"]
         monkeypatch.setattr("cepheid_bookie.grpc_server.encode_scan_port", lambda *_: bytes([9]) + bytes(18))
-        assert "another way" in _by_grpc(bookies.addresses)["a"]
+        assert "another protocol" in _by_grpc(bookies.addresses)["a"]
         close_channels()
 
 

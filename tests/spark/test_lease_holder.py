@@ -196,7 +196,7 @@ def test_a_batch_moves_back_a_lease_but_nobodys_own_subscription(caplog: pytest.
     assert lease(broker, clock, None).hold(B, at(20)) is Held.FOUND
     assert (broker.stands[B, "s"], broker.properties[B, "s"]) == (at(50), {"mine": "x"})
     assert "lease.moved_back: subscription s of" in caplog.text
-    assert f"lease.holds_less: subscription s of {B} stood at {at(50)}, behind the start {at(20)}" in caplog.text
+    assert f"lease.holds_less: subscription s of {B} was at {at(50)}, after the start {at(20)}" in caplog.text
 
 
 def test_a_batch_leaves_the_lease_of_a_stream_alone_and_shortens_none() -> None:

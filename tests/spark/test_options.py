@@ -353,6 +353,6 @@ def test_files_of_tls_and_the_token_come_from_options_or_from_the_environment(mo
     given = parse_options({**secured, **files, "token": "own"}, streaming=False)
     assert given.source.secrets.token == "own"
     assert given.source.tls == given.spec.settings.tls == ClientTls("/ca.pem", "/c.pem", "/k.pem")
-    assert "belong together" in refusal({**secured, "tlsCertFile": "/c.pem"})
+    assert "must be given together" in refusal({**secured, "tlsCertFile": "/c.pem"})
     monkeypatch.setenv("CEPHEID_TOKEN_FILE", "/no/such/file")
     assert "CEPHEID_TOKEN_FILE names /no/such/file" in refusal(secured)

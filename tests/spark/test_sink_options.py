@@ -28,12 +28,12 @@ def test_a_write_is_exactly_once_and_sorted_unless_it_says_otherwise() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"startingOffsets": "earliest"}, "is for reading alone"),
+        ({"startingOffsets": "earliest"}, "is only for reading"),
         ({"topics": "a,b"}, "a column topic"),
         ({"exactlyonse": "true"}, "did you mean exactlyOnce?"),
         ({"service.url": "http://localhost:8080"}, "pulsar://host:port"),
         ({"path": "t"}, "no path"),
-        ({"exactlyOnce": "false", "sinkName": "x"}, "means nothing with exactlyOnce=false"),
+        ({"exactlyOnce": "false", "sinkName": "x"}, "has no effect with exactlyOnce=false"),
         ({"sinkName": "x"}, "belong together"),
         ({"batchId": "3"}, "belong together"),
         ({"sinkMemory": "5s"}, "option sinkMemory"),

@@ -120,7 +120,7 @@ def test_a_range_that_was_trimmed(server: ProcessCluster, client: pulsar.Client,
         assert ledger not in streamed.ledgers()
         start = json.dumps({streamed.topic: f"{ledger}:2"})
         message = said(load(topic, startingOffsets=start).count)
-        assert f"DataLossError: {streamed.topic}: what lies from {ledger}:2 to before" in message
+        assert f"DataLossError: {streamed.topic}: the range from {ledger}:2 to before" in message
         assert "trimmed by retention" in message
         assert "failOnDataLoss=false" in message
         rows = load(topic, startingOffsets=start, failOnDataLoss="false").collect()
@@ -179,7 +179,7 @@ def test_a_checkpoint_of_other_topics(streams: Streams) -> None:
     streams.send(range(5, 8), other)
     streams.run_available(**EVERYTHING)
     message = named(streams.failure(streams.start(topics=other, **EVERYTHING)))
-    assert f"DataLossError: {streams.topic}: the topic was deleted, or is not among the topics of the options any more" in message
+    assert f"DataLossError: {streams.topic}: the topic was deleted, or is no longer among the topics of the options" in message
     assert "failOnDataLoss=false" in message
     streams.start(topics=other, failOnDataLoss="false", **EVERYTHING)
     streams.wait_for(range(8))

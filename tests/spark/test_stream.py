@@ -196,7 +196,7 @@ def test_a_topic_that_was_made_anew_is_loss_and_then_read_from_its_beginning(str
     streams.run_available(**EVERYTHING)
     streams.delete_topic()
     streams.send(range(5, 8))
-    assert "deleted and made anew" in streams.failure(streams.start(**EVERYTHING))
+    assert "deleted and created again" in streams.failure(streams.start(**EVERYTHING))
     streams.start(**EVERYTHING, failOnDataLoss="false")
     streams.wait_for(range(8))
 

@@ -152,7 +152,7 @@ def test_what_two_looks_did_not_see_may_have_been_something(
     loss = find_loss(TopicView.of(now), EntryPosition(*position), seen, is_held=False, incarnation=incarnation)
     assert loss is not None
     assert "an unknown number of entries" in str(loss)
-    assert ("made anew" in str(loss)) is (incarnation is None)
+    assert ("created again" in str(loss)) is (incarnation is None)
     held = find_loss(TopicView.of(now), EntryPosition(*position), seen, is_held=True, incarnation=incarnation)
     assert held is not None
     assert held.is_held is (position[1] < 0), "a lease keeps what was not read"
@@ -179,7 +179,7 @@ def test_a_loss_says_what_where_and_what_to_do() -> None:
     loss = find_loss(view(ledger(9, 1)), EntryPosition(7, 1), seen, is_held=False)
     assert loss is not None
     text = str(loss.error())
-    for said in (T, "6 entries at least after 7:1 and before ledger 9", "subscription", "failOnDataLoss=false"):
+    for said in (T, "at least 6 entries after 7:1 and before ledger 9", "subscription", "failOnDataLoss=false"):
         assert said in text
 
 

@@ -103,7 +103,7 @@ def test_columns_of_the_users_own_that_there_are_not_are_refused_at_the_start(
 ) -> None:
     send(client, topic, AvroSchema(None, OLD), {"id": 1})
     play = Play(server, StructType().add("page", "string"), topics=topic)
-    with pytest.raises(BadOptionError, match="the schema names page, which is no column here"):
+    with pytest.raises(BadOptionError, match="the schema names page, which is not a column here"):
         play.planning.initialOffset()
     play.stop()
 

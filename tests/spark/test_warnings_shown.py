@@ -33,7 +33,7 @@ def test_without_any_logging_a_loss_that_is_accepted_is_told_with_topic_and_rang
     command = [sys.executable, "-c", READ_BY_ITSELF, topic, server.service_url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     assert done.stdout == "3\n"
-    assert f"scan.data_lost: persistent://public/default/{topic}: what lies from 0:0 to before " in done.stderr
+    assert f"scan.data_lost: persistent://public/default/{topic}: the range from 0:0 to before " in done.stderr
 
 
 def test_spark_shows_what_its_workers_warned_of(

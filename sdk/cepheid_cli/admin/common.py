@@ -1,4 +1,4 @@
-"""What the admin commands share: the address option, and printing."""
+"""Shared parts of the admin commands: the address option, and printing."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from cepheid_cli.client_security import connect_admin
 from cepheid_wire import TopicName
 
 AdminUrl = Annotated[str, typer.Option("--admin-url", envvar="CEPHEID_ADMIN_URL", help="Admin address of any broker.")]
-Json = Annotated[bool, typer.Option("--json", help="The server's answer as JSON.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the server's answer as JSON.")]
 Topic = Annotated[str, typer.Argument(help="Topic, short (orders) or full (persistent://public/default/orders).")]
-Namespace = Annotated[str, typer.Argument(help="Namespace, as public/default.")]
+Namespace = Annotated[str, typer.Argument(help="Namespace, such as public/default.")]
 Subscription = Annotated[str, typer.Argument(help="Subscription.")]
 
 __all__ = ["DEFAULT_URL", "Admin", "AdminUrl", "Json", "Namespace", "Subscription", "Topic", "connect_admin"]
@@ -38,7 +38,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Columns as wide as their content; plain text, so that other programs can cut it."""
+    """Print columns as wide as their content, in plain text, so that other programs can cut it."""
     table = [list(columns), *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[index]) for row in table) for index in range(len(columns))]
     for row in table:
@@ -46,7 +46,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def print_message(message: StoredMessage) -> None:
-    """Print what is known of a stored message, one line each, then its payload."""
+    """Print the attributes of a stored message, one per line, then its payload."""
     known = sorted((name, value) for name, value in message.headers.items() if name.startswith("x-pulsar-"))
     print_lines(f"{name.removeprefix('x-pulsar-')}: {value}" for name, value in known)
     print()
@@ -54,7 +54,7 @@ def print_message(message: StoredMessage) -> None:
 
 
 def topic_parts(admin: Admin, topic: str) -> list[str]:
-    """Return the partitions of a partitioned topic, else the topic itself. Raises NotFoundError."""
+    """Return the partitions of a partitioned topic, otherwise the topic itself. Raises NotFoundError."""
     name = TopicName.parse(topic)
     try:
         partitions = int(admin.topics.partitions(str(name))["partitions"])
@@ -64,5 +64,5 @@ def topic_parts(admin: Admin, topic: str) -> list[str]:
 
 
 def done(text: str) -> None:
-    """To stderr: what was done is no output."""
+    """Print to stderr: what was done is not output."""
     print(text, file=sys.stderr)

@@ -18,19 +18,19 @@ Policy = Annotated[str, typer.Argument(help=f"One of: {', '.join(WORDS)}.")]
 
 @app.command("list")
 def list_namespaces(tenant: Annotated[str, typer.Argument(help="Tenant.")] = "public", admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """Namespaces of a tenant."""
+    """List the namespaces of a tenant."""
     print_lines(connect_admin(admin_url).namespaces.list(check_tenant(tenant)))
 
 
 @app.command()
 def show(namespace: Namespace, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """All policies of a namespace, as the API says them."""
+    """Show all policies of a namespace in the API's form."""
     print_json(connect_admin(admin_url).namespaces.policies(namespace))
 
 
 @app.command()
 def create(namespace: Namespace, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """Make a namespace."""
+    """Create a namespace."""
     connect_admin(admin_url).namespaces.create(namespace)
     done(f"namespace {namespace} created")
 
@@ -49,13 +49,13 @@ def delete(
 @app.command()
 def unload(
     namespace: Namespace,
-    bundle: Annotated[str, typer.Option("--bundle", help="This one alone, as 0x00000000_0x40000000.")] = "",
-    to: Annotated[str, typer.Option("--to", help="The broker that is to have the bundle: its id, or host:port of its API.")] = "",
+    bundle: Annotated[str, typer.Option("--bundle", help="Only this bundle, such as 0x00000000_0x40000000.")] = "",
+    to: Annotated[str, typer.Option("--to", help="The new broker of the bundle: its id, or host:port of its API.")] = "",
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Let other brokers serve it; clients follow by themselves. Without another broker its topics are closed and opened anew."""
+    """Move a namespace to other brokers; clients follow. Without another broker its topics are closed and opened again."""
     if to and not bundle:
-        raise typer.BadParameter("a broker is given one bundle at a time: name it by --bundle")
+        raise typer.BadParameter("only a single bundle can be moved to a broker: name it with --bundle")
     admin = connect_admin(admin_url)
     if bundle:
         admin.namespaces.unload_bundle(namespace, bundle, destination_broker=to)
@@ -81,7 +81,7 @@ def get(
     policy: Policy,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Print a policy that is set here, in the form that `set` takes or as JSON."""
+    """Print a policy that is set here, in the form for `set` or as JSON."""
     found = shown_policy(connect_admin(admin_url), namespace_base(namespace), policy, of_topic=False)
     if found is None:
         done(f"{policy} of {namespace} is not set")
@@ -91,6 +91,6 @@ def get(
 
 @app.command()
 def unset(namespace: Namespace, policy: Policy, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """Back to the broker's default."""
+    """Reset a policy to the broker's default."""
     unset_policy(connect_admin(admin_url), namespace_base(namespace), policy, of_topic=False)
     done(f"{policy} of {namespace} is not set")

@@ -1,8 +1,8 @@
-"""The offload policy by the words of the command line, and in the fields of Pulsar's API.
+"""Conversion of the offload policy between the command line and the fields of Pulsar's API.
 
     s3://bucket/prefix,after-size=1GB,after-age=1d,keep=1h,read-from=bookies
-    └── where to ──┘   └─ what is offloaded ─┘ └─ and then deleted from bookies
-Every part may be left out: it is then that of the namespace, or of the broker.
+    └─ destination ─┘   └─ what is offloaded ─┘ └─ and then deleted from bookies
+Every part may be omitted; that of the namespace or of the broker then applies.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _threshold(read: Callable[[str], int]) -> Callable[[str], int]:
 def _keep(text: str) -> int:
     seconds = duration_s(text)
     if seconds < 0:
-        raise BadValueError("the time until bookies delete what was offloaded must have an end, as 1h or 52w")
+        raise BadValueError("the time until bookies delete offloaded data must be limited, for example 1h or 52w")
     return seconds * 1000
 
 
@@ -47,7 +47,7 @@ _OPTIONS: Mapping[str, tuple[str, Callable[[str], Any]]] = {
 
 
 def offload_body(text: str) -> dict[str, Any]:
-    """Return the body of `offloadPolicies`. Raises BadValueError with what is wrong and what to write."""
+    """Return the body of `offloadPolicies`. Raises BadValueError, which says what is wrong and what to write."""
     found: dict[str, Any] = {}
     for part in text.split(","):
         part = part.strip()
@@ -55,13 +55,13 @@ def offload_body(text: str) -> dict[str, Any]:
             raise BadValueError(f"a part of the value is empty: {_FORM}")
         if "://" in part.partition("=")[0] or not part.partition("=")[1]:
             if "managedLedgerOffloadDriver" in found:
-                raise BadValueError(f"{part!r} is a second place to offload to: name one, and options as NAME=VALUE")
+                raise BadValueError(f"{part!r} is a second destination: name one, and options as NAME=VALUE")
             found |= _store(part)
             continue
         name, _, value = part.partition("=")
         field, read = _option(name.strip())
         if field in found:
-            raise BadValueError(f"{name} is there twice: keep one")
+            raise BadValueError(f"{name} is given twice: keep one")
         try:
             found[field] = read(value.strip())
         except BadValueError as error:
@@ -78,7 +78,7 @@ def _option(name: str) -> tuple[str, Callable[[str], Any]]:
 
 
 def _store(text: str) -> dict[str, Any]:
-    from cepheid_tiered import StoreLocation, StoreLocationError  # its package is not needed by any other command
+    from cepheid_tiered import StoreLocation, StoreLocationError  # no other command needs its package
 
     try:
         url = StoreLocation.parse(text)
@@ -98,7 +98,7 @@ def _store(text: str) -> dict[str, Any]:
 
 
 def shown_offload(policy: Mapping[str, Any]) -> str:
-    """Return what `set` takes for an OffloadPolicies of the API."""
+    """Return the value for `set` of an OffloadPolicies of the API."""
     parts = [] if (url := _url_of(policy)) is None else [url]
     for name, unit in (("after-size", _size_text), ("after-age", _time_text)):
         value = policy.get(_OPTIONS[name][0])
@@ -128,7 +128,7 @@ def _url_of(policy: Mapping[str, Any]) -> str | None:
 
 
 def _of_store(policy: Mapping[str, Any], field: str) -> str | None:
-    """A field of the store, under its neutral name or that of a driver."""
+    """Return a field of the store, under its neutral name or that of a driver."""
     return next((value for name in _PREFIXES if (value := policy.get(f"{name}{field}"))), None)
 
 

@@ -34,8 +34,8 @@ class Prefix(StrEnum):
     OFF = "off"
 
 
-Role = Annotated[str, typer.Argument(help="Role: the name of a client, as its token or certificate has it.")]
-Target = Annotated[str, typer.Argument(help="Namespace, as public/default, or topic, short (orders) or full.")]
+Role = Annotated[str, typer.Argument(help="Role: the name of a client in its token or certificate.")]
+Target = Annotated[str, typer.Argument(help="Namespace, such as public/default, or topic, short (orders) or full.")]
 OfSubscription = Annotated[
     str, typer.Option("--subscription", help="Reserve this subscription of the namespace for roles. They need consume as well.")
 ]
@@ -49,7 +49,7 @@ def grant(
     subscription: OfSubscription = "",
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Grant a role actions on a namespace or a topic, in place of what it had there."""
+    """Grant a role actions on a namespace or a topic, replacing earlier ones there."""
     admin = connect_admin(admin_url)
     if subscription:
         if actions or not _is_namespace(target):
@@ -81,25 +81,25 @@ def revoke(role: Role, target: Target, subscription: OfSubscription = "", admin_
         admin.permissions.revoke_in_namespace(target, role)
     else:
         admin.permissions.revoke_on_topic(target, role)
-    done(f"{role} has no grants on {f'subscription {subscription} of {target}' if subscription else target} any more")
+    done(f"{role} no longer has grants on {f'subscription {subscription} of {target}' if subscription else target}")
 
 
 @app.command("subscription-prefix")
 def subscription_prefix(
-    namespace: Annotated[str, typer.Argument(help="Namespace, as public/default.")],
+    namespace: Annotated[str, typer.Argument(help="Namespace, such as public/default.")],
     mode: Annotated[Prefix, typer.Argument(help="on: names of subscriptions begin with the role; off: any name.")],
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Say whether roles may use only subscriptions whose names begin with the role, besides what they are granted."""
+    """Set whether roles may only use subscriptions whose names begin with the role, besides those granted to them."""
     if not _is_namespace(namespace):
-        raise typer.BadParameter("the mode is that of a namespace, such as public/default")
+        raise typer.BadParameter("name a namespace, such as public/default")
     connect_admin(admin_url).permissions.set_subscription_auth_mode(namespace, "Prefix" if mode is Prefix.ON else "None")
     done(f"subscriptions of {namespace} {'must begin with the role' if mode is Prefix.ON else 'may have any name'}")
 
 
 @app.command("list")
 def list_permissions(target: Target, as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """Roles and what they may do: on a namespace with its subscriptions, or on a topic (grants on its namespace included)."""
+    """List roles and their actions: on a namespace with its subscriptions, or on a topic (including grants on its namespace)."""
     permissions = connect_admin(admin_url).permissions
     if not _is_namespace(target):
         granted = permissions.granted_on_topic(target)
@@ -126,10 +126,10 @@ def why(
     role: Role,
     topic: Annotated[str, typer.Argument(help="Topic, short (orders) or full (persistent://public/default/orders).")],
     action: Annotated[Asked, typer.Argument(help="What the role wants to do.")],
-    subscription: Annotated[str, typer.Option("--subscription", help="Subscription it would consume with.")] = "",
+    subscription: Annotated[str, typer.Option("--subscription", help="Subscription with which it would consume.")] = "",
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Show whether a role may do something on a topic, and which rule says so. The exit code is 1 when it may not."""
+    """Show whether a role may do something on a topic, and which rule decides. The exit code is 1 if it may not."""
     found = connect_admin(admin_url).permissions.why(
         role=role, topic=str(TopicName.parse(topic)), action=action.value, subscription=subscription or None
     )
@@ -139,5 +139,5 @@ def why(
 
 
 def _is_namespace(target: str) -> bool:
-    """Whether it looks like `tenant/namespace`. A topic has no slash, or a full name."""
+    """Whether the text looks like `tenant/namespace`. A topic has no slash, or a full name."""
     return target.count("/") == 1

@@ -1,7 +1,7 @@
-"""Policies by the words of the command line: how a value is read, and which call sets it.
+"""Policies on the command line: how a value is parsed, and which call sets it.
 
     ttl 15m ──► POST …/messageTTL 900         retention 7d,100GB ──► POST …/retention {"retentionTimeInMinutes": …}
-The same words serve namespaces and topics; where the API's path differs between the two, `topic_path` has the topic's.
+Namespaces and topics use the same words; if the API's path differs between the two, `topic_path` has the topic's.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ class PolicyWord:
     read: Callable[[str], Any]
     topic_path: str = ""
     in_query: str = ""
-    """At topic level the value travels in this query parameter, not in the body."""
+    """Query parameter of the value at topic level, where it is not in the body."""
     query: Mapping[str, str] | None = None
     show_path: str = ""
     set_method: str = "POST"
     show: Callable[[Any], str] | None = None
-    """The way back from the API's value to what `set` takes. None: it is shown as JSON."""
+    """Converts the API's value to the value for `set`. None: it is shown as JSON."""
     namespace_unset_path: str = ""
-    """Where DELETE is on a namespace, if not at `path`."""
+    """Path of DELETE on a namespace, if not `path`."""
     namespace_unset: Any = None
-    """What takes it back on a namespace where the API has no DELETE for it."""
+    """Value that resets it on a namespace where the API has no DELETE for it."""
 
     def path_for(self, *, of_topic: bool) -> str:
         return (self.topic_path or self.path) if of_topic else self.path
@@ -44,7 +44,9 @@ class PolicyWord:
 def _retention(text: str) -> dict[str, int]:
     time_text, comma, size_text = text.partition(",")
     if not comma:
-        raise BadValueError(f"{text!r} is no retention; write TIME,SIZE as 7d,100GB; each may be unlimited, or both 0 (0s,0)")
+        raise BadValueError(
+            f"{text!r} is not a retention; write TIME,SIZE, such as 7d,100GB; each may be unlimited, or both 0 (0s,0)"
+        )
     seconds, size = duration_s(time_text), size_bytes(size_text)
     minutes = -1 if seconds < 0 else -(-seconds // 60)
     megabytes = -1 if size < 0 else -(-size // _MB)
@@ -57,21 +59,21 @@ _ACTIONS = {"hold": "producer_request_hold", "refuse": "producer_exception", "ev
 def _quota(limit: str, text: str) -> dict[str, Any]:
     value, colon, action = text.partition(":")
     if not colon or action not in _ACTIONS:
-        raise BadValueError(f"{text!r} is no quota; write LIMIT:ACTION, where ACTION is one of {', '.join(_ACTIONS)}")
+        raise BadValueError(f"{text!r} is not a quota; write LIMIT:ACTION, where ACTION is one of {', '.join(_ACTIONS)}")
     size, seconds = (size_bytes(value), -1) if limit == "size" else (-1, duration_s(value))
     return {"limitSize": size, "limitTime": seconds, "policy": _ACTIONS[action]}
 
 
 def _whole(text: str) -> int:
     if not text.isdecimal():
-        raise BadValueError(f"{text!r} is no number; write 0 (no limit) or more")
+        raise BadValueError(f"{text!r} is not a number; write 0 (no limit) or more")
     return int(text)
 
 
 def _persistence(text: str) -> dict[str, Any]:
     sizes = text.split("/")
     if len(sizes) != 3 or not all(size.isdecimal() for size in sizes):
-        raise BadValueError(f"{text!r} is no ensemble; write ENSEMBLE/WRITE_QUORUM/ACK_QUORUM as 3/3/2")
+        raise BadValueError(f"{text!r} is not an ensemble; write ENSEMBLE/WRITE_QUORUM/ACK_QUORUM, such as 3/3/2")
     ensemble, write, ack = map(int, sizes)
     return {
         "bookkeeperEnsemble": ensemble,
@@ -87,7 +89,7 @@ _INACTIVE = {"no-subscriptions": "delete_when_no_subscriptions", "caught-up": "d
 def _inactive(text: str) -> dict[str, Any]:
     after, colon, when = text.partition(":")
     if not colon or when not in _INACTIVE:
-        raise BadValueError(f"{text!r} is no rule; write TIME:WHEN, where WHEN is one of {', '.join(_INACTIVE)}")
+        raise BadValueError(f"{text!r} is not a rule; write TIME:WHEN, where WHEN is one of {', '.join(_INACTIVE)}")
     return {
         "inactiveTopicDeleteMode": _INACTIVE[when],
         "maxInactiveDurationSeconds": duration_s(after),
@@ -101,7 +103,7 @@ _TYPES = ("Exclusive", "Shared", "Failover", "Key_Shared")
 def _types(text: str) -> list[str]:
     names = text.split(",")
     if unknown := [name for name in names if name not in _TYPES]:
-        raise BadValueError(f"{unknown[0]!r} is no kind of subscription; write some of {', '.join(_TYPES)}, separated by commas")
+        raise BadValueError(f"{unknown[0]!r} is not a subscription type; write some of {', '.join(_TYPES)}, separated by commas")
     return names
 
 
@@ -164,19 +166,19 @@ WORDS: Mapping[str, PolicyWord] = {
 
 
 def namespace_base(namespace: str) -> str:
-    """Return the path below which the policies of a namespace are. Raises UsageError."""
+    """Return the path of a namespace's policies. Raises UsageError."""
     return f"/admin/v2/namespaces/{namespace_path(namespace)}"
 
 
 def topic_base(topic: str) -> str:
-    """Return the path below which the policies of a topic are. Raises UsageError."""
+    """Return the path of a topic's policies. Raises UsageError."""
     return f"/admin/v2/{topic_path(topic)}"
 
 
 def word(name: str) -> PolicyWord:
-    """Raises BadValueError with the known words."""
+    """Return the policy of this name. Raises BadValueError with the known ones."""
     if (found := WORDS.get(name)) is None:
-        raise BadValueError(f"{name!r} is no policy; there are {', '.join(WORDS)}")
+        raise BadValueError(f"{name!r} is not a policy; there are {', '.join(WORDS)}")
     return found
 
 
@@ -200,7 +202,7 @@ def unset_policy(admin: Admin, base_path: str, name: str, *, of_topic: bool) -> 
 
 
 def shown_policy(admin: Admin, base_path: str, name: str, *, of_topic: bool, in_force: bool = False) -> str | None:
-    """Return what is set, in the form that `set` takes where there is one, else as JSON. None: it is not set there."""
+    """Return the value that is set, in the form for `set` if there is one, otherwise as JSON. None: it is not set there."""
     policy = word(name)
     query = {"applied": True} if in_force else {}
     value = admin.call("GET", f"{base_path}/{policy.show_path or policy.path_for(of_topic=of_topic)}", query)
@@ -212,7 +214,7 @@ def shown_policy(admin: Admin, base_path: str, name: str, *, of_topic: bool, in_
 
 
 def shown_policies(admin: Admin, base_path: str, *, of_topic: bool) -> dict[str, Any]:
-    """What is set, as the API says it. Of a topic: what is in force there."""
+    """Return the policies that are set, in the API's form; for a topic those in force."""
     found: dict[str, Any] = {}
     query = {"applied": True} if of_topic else {}
     for name, policy in WORDS.items():

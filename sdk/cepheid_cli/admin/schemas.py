@@ -12,10 +12,10 @@ from cepheid_cli.admin.units import pairs, shown_time
 if TYPE_CHECKING:
     from cepheid.admin.bodies import PostSchemaPayload
 
-app = sub_app("schemas", "Schemas of topics: their versions, and what may follow (docs/schemas.md).")
+app = sub_app("schemas", "Schemas of topics: their versions and compatibility (docs/schemas.md).")
 
 Definition = Annotated[
-    typer.FileText | None, typer.Argument(help="File with the definition; - is standard input; none for STRING …")
+    typer.FileText | None, typer.Argument(help="File with the definition; - is standard input; omit it for STRING …")
 ]
 Type = Annotated[str, typer.Option("--type", help="AVRO, JSON, PROTOBUF_NATIVE, KEY_VALUE, STRING, INT32 …")]
 Properties = Annotated[list[str] | None, typer.Option("--property", help="NAME=VALUE; repeat it.")]
@@ -39,7 +39,7 @@ def get(
 
 @app.command()
 def versions(topic: Topic, as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """List the versions in force, oldest first."""
+    """List the active versions, oldest first."""
     found = connect_admin(admin_url).schemas.all_versions(topic)["getSchemaResponses"]
     if as_json:
         print_json(found)
@@ -56,7 +56,7 @@ def upload(
     properties: Properties = None,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Add a version, if the topic's strategy allows it. A schema that it has already stays as it is."""
+    """Add a version, if the topic's strategy allows it. A schema that the topic already has is not added again."""
     schemas, body = connect_admin(admin_url).schemas, _payload(definition, kind, properties)
     schemas.upload(topic, body)
     version = schemas.version_of(topic, body)["version"]
@@ -71,7 +71,7 @@ def check(
     properties: Properties = None,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Say whether a schema would be accepted, and if not (exit code 1) which field stands in the way."""
+    """Report whether a schema would be accepted, and if not (exit code 1), which field prevents it."""
     answer = connect_admin(admin_url).schemas.check_compatibility(topic, _payload(definition, kind, properties))
     strategy = answer["schemaCompatibilityStrategy"]
     if not answer["compatibility"]:
@@ -84,13 +84,13 @@ def check(
 def delete(
     topic: Topic,
     force: Annotated[
-        bool, typer.Option(help="Also remove the versions: messages that carry them cannot be decoded any more.")
+        bool, typer.Option(help="Also remove the versions: messages written with them can no longer be decoded.")
     ] = False,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Put all versions out of force. They stay readable by number, unless --force."""
+    """Deactivate all versions. They stay readable by number, unless --force."""
     connect_admin(admin_url).schemas.delete(topic, force=force)
-    done(f"topic {topic} has no schema any more")
+    done(f"topic {topic} no longer has a schema")
 
 
 def _payload(definition: typer.FileText | None, kind: str, properties: list[str] | None) -> PostSchemaPayload:

@@ -1,4 +1,4 @@
-"""`cepheid subscriptions`: where each stands, moving it, and why it is not delivering."""
+"""`cepheid subscriptions`: show and move subscriptions, and find out why one does not deliver."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from cepheid_cli.admin.common import (
 from cepheid_cli.admin.units import BadValueError, counted, duration_s, pairs, position, shown_duration, time_ms
 from cepheid_ports import CepheidError
 
-app = sub_app("subscriptions", "Subscriptions: where they stand, moving them, and why they do not deliver.")
+app = sub_app("subscriptions", "Subscriptions: show and move them, and find out why one does not deliver.")
 
 
 @app.command("list")
 def list_subscriptions(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """Names of the subscriptions of a topic."""
+    """List the subscriptions of a topic."""
     print_lines(sorted(connect_admin(admin_url).subscriptions.list(topic)))
 
 
@@ -41,7 +41,7 @@ def create(
     at: Annotated[str, typer.Option(help="LEDGER:ENTRY, earliest or latest.")] = "latest",
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Make a subscription at a position."""
+    """Create a subscription at a position."""
     connect_admin(admin_url).subscriptions.create(topic, name, position(at))
     done(f"subscription {name} of {topic} created at {at}")
 
@@ -50,10 +50,10 @@ def create(
 def delete(
     topic: Topic,
     name: Subscription,
-    force: Annotated[bool, typer.Option("--force", help="Also while consumers use it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even while consumers use it.")] = False,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Delete a subscription: what only it has not acknowledged may be trimmed."""
+    """Delete a subscription. Messages that only it has not acknowledged may be deleted, too."""
     connect_admin(admin_url).subscriptions.delete(topic, name, force=force)
     done(f"subscription {name} of {topic} deleted")
 
@@ -62,16 +62,16 @@ def delete(
 def skip(
     topic: Topic,
     name: Subscription,
-    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="So many entries.")] = None,
+    count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Number of entries.")] = None,
     everything: Annotated[bool, typer.Option("--all", help="The whole backlog.")] = False,
     unreadable: Annotated[
-        bool, typer.Option("--unreadable", help="What has no valid copy on any bookie, where the subscription waits for it.")
+        bool, typer.Option("--unreadable", help="Entries without a valid copy on any bookie for which the subscription waits.")
     ] = False,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Count entries at the front of the backlog as acknowledged."""
+    """Acknowledge entries at the front of the backlog."""
     if (count is not None) + everything + unreadable != 1:
-        raise BadValueError("say how much to skip: one of --count N, --all and --unreadable")
+        raise BadValueError("say what to skip: one of --count N, --all and --unreadable")
     if unreadable:
         _skip_unreadable(connect_admin(admin_url), topic, name)
         return
@@ -102,26 +102,26 @@ def _skip_unreadable(admin: Admin, topic: str, name: str) -> None:
     if entries:
         done(f"skipped {counted(entries, 'entry', 'entries')} without a valid copy")
     else:
-        done(f"nothing skipped: what comes next for {name} can be read")
+        done(f"nothing skipped: the next entry for {name} is readable")
 
 
 @app.command()
 def expire(
     topic: Topic,
-    name: Annotated[str | None, typer.Argument(help="Subscription; none: all of the topic.")] = None,
-    older_than: Annotated[str, typer.Option(help="Age, as 2h.")] = "",
+    name: Annotated[str | None, typer.Argument(help="Subscription. Default: all of the topic.")] = None,
+    older_than: Annotated[str, typer.Option(help="Age, such as 2h.")] = "",
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Count everything published longer ago as acknowledged."""
+    """Acknowledge all messages published before an age."""
     if not older_than:
-        raise BadValueError("say what is too old: --older-than 2h")
+        raise BadValueError("name an age: --older-than 2h")
     seconds = duration_s(older_than)
     admin = connect_admin(admin_url)
     if name is None:
         admin.subscriptions.expire_everywhere(topic, seconds)
     else:
         admin.subscriptions.expire_by_age(topic, name, seconds)
-    done(f"expired what is older than {older_than}")
+    done(f"expired messages older than {older_than}")
 
 
 @app.command()
@@ -131,23 +131,23 @@ def reset(
     to: Annotated[str, typer.Option(help="LEDGER:ENTRY, earliest, latest, a time (2026-05-01T12:00) or an age (-15m).")],
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Move a subscription: delivery goes on from there. Its consumers are disconnected and come back."""
+    """Move a subscription: delivery continues from there. Its consumers are disconnected and reconnect."""
     admin = connect_admin(admin_url)
-    if to in _ENDS:  # a message id means one partition, the ends mean all
+    if to in _ENDS:  # a message id is in one partition, the ends apply to all
         for part in topic_parts(admin, topic):
             admin.subscriptions.reset_by_id(part, name, position(to))
     elif _is_position(to):
         admin.subscriptions.reset_by_id(topic, name, position(to))
     else:
         admin.subscriptions.reset_by_time(topic, name, time_ms(to))
-    done(f"subscription {name} of {topic} goes on from {to}")
+    done(f"subscription {name} of {topic} continues from {to}")
 
 
 @app.command()
 def peek(
     topic: Topic,
     name: Subscription,
-    number: Annotated[int, typer.Option("--number", "-n", min=1, help="The how manieth entry of the backlog.")] = 1,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, help="Position in the backlog, from 1.")] = 1,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Print an entry of the backlog without consuming it."""
@@ -156,7 +156,7 @@ def peek(
 
 @app.command()
 def backlog(topic: Topic, name: Subscription, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """Read the backlog through and count it; of a partitioned topic by partition."""
+    """Read through the backlog and count it; for a partitioned topic by partition."""
     admin = connect_admin(admin_url)
     found = {part: admin.subscriptions.analyze_backlog(part, name) for part in topic_parts(admin, topic)}
     print_json(found if len(found) > 1 else next(iter(found.values())))
@@ -166,7 +166,7 @@ def backlog(topic: Topic, name: Subscription, admin_url: AdminUrl = DEFAULT_URL)
 def properties(
     topic: Topic,
     name: Subscription,
-    values: Annotated[list[str] | None, typer.Argument(help="NAME=VALUE; replaces all. None: shows them.")] = None,
+    values: Annotated[list[str] | None, typer.Argument(help="NAME=VALUE; replaces all properties. Default: show them.")] = None,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Show or replace a subscription's properties."""
@@ -180,7 +180,7 @@ def properties(
 
 @app.command()
 def why(topic: Topic, name: Subscription, as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """Why a subscription is not delivering: from the dispatcher's own state, with what ends it. Of each partition."""
+    """Explain why a subscription does not deliver, from the dispatcher's state, and what would help; for each partition."""
     admin = connect_admin(admin_url)
     answers = [(part, admin.subscriptions.why_not_delivering(part, name)) for part in topic_parts(admin, topic)]
     if as_json:

@@ -17,13 +17,13 @@ Clusters = Annotated[list[str] | None, typer.Option("--cluster", help="Allowed c
 
 @app.command("list")
 def list_tenants(admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """Names of all tenants."""
+    """List all tenants."""
     print_lines(connect_admin(admin_url).tenants.list())
 
 
 @app.command()
 def show(tenant: Tenant, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """What a tenant may do, and where."""
+    """Show a tenant's administrators and clusters."""
     print_json(connect_admin(admin_url).tenants.get(check_tenant(tenant)))
 
 
@@ -34,7 +34,7 @@ def create(
     admin_roles: Annotated[list[str] | None, typer.Option("--admin-role", help="Role that administers it; repeat it.")] = None,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Make a tenant."""
+    """Create a tenant."""
     name, admin = check_tenant(tenant), connect_admin(admin_url)
     allowed = clusters or admin.clusters.list()
     admin.tenants.create(name, {"adminRoles": admin_roles or [], "allowedClusters": allowed})
@@ -45,7 +45,7 @@ def create(
 def admins(
     tenant: Tenant,
     add: Annotated[list[str] | None, typer.Option("--add", help="Role that becomes an administrator; repeat it.")] = None,
-    remove: Annotated[list[str] | None, typer.Option("--remove", help="Role that ceases to be one; repeat it.")] = None,
+    remove: Annotated[list[str] | None, typer.Option("--remove", help="Role that is no longer one; repeat it.")] = None,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Change the roles that administer a tenant, and print them."""

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.5
 
-app = sub_app("topics", "Topics: make, look at, change, delete.")
+app = sub_app("topics", "Topics: create, show, change, delete.")
 
 _FORMS = "; ".join(f"{name} {word.form}" for name, word in WORDS.items())
 Policy = Annotated[str, typer.Argument(help=f"One of: {', '.join(WORDS)}.")]
@@ -42,7 +42,7 @@ Policy = Annotated[str, typer.Argument(help=f"One of: {', '.join(WORDS)}.")]
 def list_topics(
     namespace: Annotated[str, typer.Argument(help="Namespace.")] = "public/default", admin_url: AdminUrl = DEFAULT_URL
 ) -> None:
-    """Topics of a namespace; of a partitioned one each partition."""
+    """List the topics of a namespace, and each partition of partitioned ones."""
     print_lines(sorted(connect_admin(admin_url).namespaces.topics(namespace, mode="ALL")))
 
 
@@ -52,7 +52,7 @@ def create(
     partitions: Annotated[int, typer.Option("--partitions", "-p", min=0, help="0: not partitioned.")] = 0,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Make a topic."""
+    """Create a topic."""
     topics = connect_admin(admin_url).topics
     if partitions:
         topics.create_partitioned(topic, partitions)
@@ -64,7 +64,7 @@ def create(
 @app.command()
 def grow(
     topic: Topic,
-    partitions: Annotated[int, typer.Argument(min=1, help="How many it shall have.")],
+    partitions: Annotated[int, typer.Argument(min=1, help="New number of partitions.")],
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Give a partitioned topic more partitions; keys move, connected clients follow."""
@@ -122,7 +122,7 @@ def _subscription_row(name: str, each: dict[str, Any]) -> tuple[str, ...]:
 
 @app.command("internal-stats")
 def internal_stats(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """Ledgers and cursors, as the API says them."""
+    """Show ledgers and cursors in the API's form."""
     admin = connect_admin(admin_url)
     if _is_partitioned(admin, topic):
         print_json(admin.topics.partitioned_internal_stats(topic))
@@ -139,7 +139,7 @@ def unload(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
 
 @app.command()
 def terminate(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """End a topic: nothing more can be published, ever. Prints the id of its last message."""
+    """End a topic: nothing more can ever be published. Prints the id of its last message."""
     admin = connect_admin(admin_url)
     if _is_partitioned(admin, topic):
         last = admin.topics.terminate_partitions(topic)
@@ -150,15 +150,15 @@ def terminate(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
 
 @app.command("last-id")
 def last_id(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """Where the last message is."""
+    """Print the id of the last message."""
     print(_id(connect_admin(admin_url).topics.last_message_id(topic)))
 
 
 @app.command()
 def examine(
     topic: Topic,
-    number: Annotated[int, typer.Option("--number", "-n", min=1, help="The how manieth entry, from 1.")] = 1,
-    latest: Annotated[bool, typer.Option("--latest", help="Count back from the newest one.")] = False,
+    number: Annotated[int, typer.Option("--number", "-n", min=1, help="Position of the entry, from 1.")] = 1,
+    latest: Annotated[bool, typer.Option("--latest", help="Count back from the newest entry.")] = False,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
     """Print an entry of a topic, acknowledged or not: the oldest, the newest, or one counted from there."""
@@ -183,27 +183,27 @@ def find(
     at: Annotated[str, typer.Option(help="A time (2026-05-01T12:00) or an age (-15m).")],
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Print the id of the first message that was published at that time or later."""
+    """Print the id of the first message that was published at or after that time."""
     print(_id(connect_admin(admin_url).topics.message_id_at(topic, time_ms(at))))
 
 
 @app.command()
 def truncate(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """Delete everything published so far, whoever has not acknowledged it; subscriptions go to the end."""
+    """Delete everything published so far, acknowledged or not; subscriptions move to the end."""
     connect_admin(admin_url).topics.truncate(topic)
     done(f"topic {topic} truncated")
 
 
 @app.command()
 def trim(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """Delete now what retention no longer keeps."""
+    """Delete now everything that retention no longer keeps."""
     connect_admin(admin_url).topics.trim(topic)
     done(f"topic {topic} trimmed")
 
 
 @app.command()
 def policies(topic: Topic, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """What is in force: of the topic itself, its namespace, or the broker."""
+    """Show the policies in force: of the topic itself, its namespace, or the broker."""
     print_json(shown_policies(connect_admin(admin_url), topic_base(topic), of_topic=True))
 
 
@@ -220,11 +220,11 @@ def get(
     topic: Topic,
     policy: Policy,
     in_force: Annotated[
-        bool, typer.Option("--in-force", help="What applies, also if the namespace or the broker says it.")
+        bool, typer.Option("--in-force", help="The policy in force, even if set for the namespace or the broker.")
     ] = False,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Print a policy that is set here, in the form that `set` takes or as JSON."""
+    """Print a policy that is set here, in the form for `set` or as JSON."""
     found = shown_policy(connect_admin(admin_url), topic_base(topic), policy, of_topic=True, in_force=in_force)
     if found is None:
         done(f"{policy} of {topic} is not set")
@@ -234,7 +234,7 @@ def get(
 
 @app.command()
 def unset(topic: Topic, policy: Policy, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """Back to the namespace's policy."""
+    """Reset a policy to that of the namespace."""
     unset_policy(connect_admin(admin_url), topic_base(topic), policy, of_topic=True)
     done(f"{policy} of {topic} is not set")
 
@@ -243,16 +243,16 @@ def unset(topic: Topic, policy: Policy, admin_url: AdminUrl = DEFAULT_URL) -> No
 def offload(
     topic: Topic,
     before: Annotated[
-        str, typer.Option(help="LEDGER:ENTRY of the first message that stays; default: everything that is in ended ledgers.")
+        str, typer.Option(help="LEDGER:ENTRY of the first message to keep. Default: everything in ended ledgers.")
     ] = "",
-    wait: Annotated[bool, typer.Option("--wait", help="Until it is done, or has failed.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until it is done or has failed.")] = False,
     admin_url: AdminUrl = DEFAULT_URL,
 ) -> None:
-    """Copy a topic's ended ledgers to the object store of its offload policy now, whatever the policy's thresholds say."""
+    """Copy a topic's ended ledgers to the object store of its offload policy now, regardless of the policy's thresholds."""
     admin = connect_admin(admin_url)
     parts = topic_parts(admin, topic)
     if before and len(parts) > 1:
-        raise BadValueError(f"{topic} has {len(parts)} partitions, and --before is a place in one: name that partition")
+        raise BadValueError(f"{topic} has {len(parts)} partitions, and --before is a position in one: name that partition")
     for part in parts:
         admin.topics.offload(part, position(before) if before else _current_ledger(admin, part))
     if not wait:
@@ -270,7 +270,7 @@ def offload(
 
 @app.command("offload-status")
 def offload_status(topic: Topic, as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL) -> None:
-    """How far the last `cepheid topics offload` is, of each partition."""
+    """Show the progress of the last `cepheid topics offload`, for each partition."""
     admin = connect_admin(admin_url)
     found = {part: admin.topics.offload_status(part) for part in topic_parts(admin, topic)}
     if as_json:
@@ -280,13 +280,13 @@ def offload_status(topic: Topic, as_json: Json = False, admin_url: AdminUrl = DE
 
 
 class OffloadFailedError(CepheidError):
-    """The owner of the topic gave up."""
+    """The owner of the topic gave up the offload."""
 
     hint = "cepheid tiered status shows what is missing; nothing was deleted from the bookies"
 
 
 def _current_ledger(admin: Admin, topic: str) -> MessageIdBody:
-    """The beginning of the ledger that is being written: all that is before it can be offloaded."""
+    """Return the beginning of the ledger being written: everything before it can be offloaded."""
     last = admin.topics.internal_stats(topic)["ledgers"][-1]
     return {"ledgerId": last["ledgerId"], "entryId": 0, "partitionIndex": -1}
 
@@ -294,7 +294,7 @@ def _current_ledger(admin: Admin, topic: str) -> MessageIdBody:
 def _offload_line(found: dict[str, Any]) -> str:
     match found["status"]:
         case "NOT_RUN":
-            return "not asked for since the topic was opened; its policy offloads by itself: cepheid tiered status"
+            return "not requested since the topic was opened; its policy offloads automatically: cepheid tiered status"
         case "RUNNING":
             return "running"
         case "SUCCESS":

@@ -19,24 +19,24 @@ UNLIMITED = "unlimited"
 
 
 class BadValueError(CepheidError):
-    """A value on the command line is not what it should be."""
+    """A value on the command line is invalid."""
 
 
 def duration_s(text: str) -> int:
-    """`unlimited` is -1."""
+    """Return a duration in seconds; `unlimited` is -1."""
     if text == UNLIMITED:
         return -1
     if (found := _DURATION.fullmatch(text)) is None:
-        raise BadValueError(f"{text!r} is no duration; write 90s, 15m, 2h, 7d, 1w or {UNLIMITED}")
+        raise BadValueError(f"{text!r} is not a duration; write 90s, 15m, 2h, 7d, 1w or {UNLIMITED}")
     return int(found[1]) * _SECONDS[found[2]]
 
 
 def size_bytes(text: str) -> int:
-    """`unlimited` is -1."""
+    """Return a size in bytes; `unlimited` is -1."""
     if text == UNLIMITED:
         return -1
     if (found := _SIZE.fullmatch(text)) is None:
-        raise BadValueError(f"{text!r} is no size; write 500MB, 10GB or {UNLIMITED}")
+        raise BadValueError(f"{text!r} is not a size; write 500MB, 10GB or {UNLIMITED}")
     return int(found[1]) * _BYTES[found[2].upper()]
 
 
@@ -47,24 +47,24 @@ def switch(text: str) -> bool:
 
 
 def position(text: str) -> MessageIdBody:
-    """LEDGER:ENTRY, earliest or latest, as the API's message id."""
+    """Return LEDGER:ENTRY, earliest or latest as the API's message id."""
     if text == "earliest":
         return {"ledgerId": -1, "entryId": -1, "partitionIndex": -1}
     if text == "latest":
         return {"ledgerId": (1 << 63) - 1, "entryId": (1 << 63) - 1, "partitionIndex": -1}
     if (found := re.fullmatch(r"(\d+):(-?\d+)", text)) is None:
-        raise BadValueError(f"{text!r} is no position; write LEDGER:ENTRY, earliest or latest")
+        raise BadValueError(f"{text!r} is not a position; write LEDGER:ENTRY, earliest or latest")
     return {"ledgerId": int(found[1]), "entryId": int(found[2]), "partitionIndex": -1}
 
 
 def time_ms(text: str) -> int:
-    """Milliseconds since 1970 of a date and time (of this machine's zone unless it has one), or of a duration ago (-15m)."""
+    """Return the milliseconds since 1970 of a date and time (in the local time zone unless it has one), or of an age (-15m)."""
     if text.startswith("-"):
         return int((datetime.now(UTC).timestamp() - duration_s(text[1:])) * 1000)
     try:
         return int(datetime.fromisoformat(text).timestamp() * 1000)
     except ValueError:
-        raise BadValueError(f"{text!r} is no time; write 2026-05-01T12:00:00, with a zone or without, or -15m") from None
+        raise BadValueError(f"{text!r} is not a time; write 2026-05-01T12:00:00, with or without a zone, or -15m") from None
 
 
 def pairs(texts: list[str]) -> dict[str, str]:
@@ -106,5 +106,5 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def shown_time(ms: int) -> str:
-    """Of this machine's zone."""
+    """Return a time in the local time zone."""
     return datetime.fromtimestamp(ms / 1000, UTC).astimezone().isoformat(" ", "seconds")

@@ -1,4 +1,4 @@
-"""`cepheid dev`: a cluster of processes on this machine, and everything that can happen to it."""
+"""`cepheid dev`: a cluster of processes on this machine, and failures to try out."""
 
 from cepheid_cli.dev.commands import app
 

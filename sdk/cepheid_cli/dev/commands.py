@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="dev",
-    help="A cluster of processes on this machine: ZooKeeper, bookies, brokers. Break it, mend it, watch it.",
+    help="A cluster of processes on this machine: ZooKeeper, bookies, brokers. Break it, repair it, watch it.",
     no_args_is_help=True,
 )
 
 Directory = Annotated[
-    Path, typer.Option("--dir", envvar="CEPHEID_DEV_DIR", help="Directory of the cluster: its data, logs, and who runs.")
+    Path, typer.Option("--dir", envvar="CEPHEID_DEV_DIR", help="Directory of the cluster: data, logs and process ids.")
 ]
 Name = Annotated[str, typer.Argument(help="Member, as `cepheid dev status` names it: zookeeper, bookie-1, broker-1 …")]
 DIRECTORY = Path("cepheid-dev")
@@ -52,7 +52,7 @@ def up(
     ] = False,
     directory: Directory = DIRECTORY,
 ) -> None:
-    """Start a cluster, or bring everything of the one in the directory back. It runs on until `cepheid dev down`."""
+    """Start a cluster, or restart everything of the one in the directory. It runs until `cepheid dev down`."""
     files = {"bookie": bookie_config, "broker": broker_config}
     settings = {role: _read_settings(file) for role, file in files.items() if file is not None}
     cluster = _cluster(directory)
@@ -79,7 +79,7 @@ def up(
 
 @app.command()
 def status(directory: Directory = DIRECTORY) -> None:
-    """Show who runs, with which pid and ports, and since when."""
+    """Show the members with state, pid, ports and start time."""
     from cepheid_cli.dev.status_table import status_table
     from cepheid_ports import Ports
 
@@ -90,8 +90,8 @@ def status(directory: Directory = DIRECTORY) -> None:
 @app.command()
 def logs(
     name: Name,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until Ctrl-C.")] = False,
-    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last lines.")] = 40,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new lines, until Ctrl-C.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="Number of last lines.")] = 40,
     directory: Directory = DIRECTORY,
 ) -> None:
     """Print the end of a member's log."""
@@ -106,44 +106,44 @@ def logs(
 
 @app.command()
 def kill(name: Name, directory: Directory = DIRECTORY) -> None:
-    """End a member as a crash would (SIGKILL)."""
+    """Kill a member like a crash (SIGKILL)."""
     _cluster(directory).kill(name)
-    print(f"{name} is killed; bring it back: cepheid dev start {name}")
+    print(f"{name} is killed; start it again: cepheid dev start {name}")
 
 
 @app.command()
 def pause(name: Name, directory: Directory = DIRECTORY) -> None:
-    """Stop a member in its tracks (SIGSTOP): its connections stay, and nothing answers."""
+    """Suspend a member (SIGSTOP): its connections stay, but nothing answers."""
     _cluster(directory).pause(name)
-    print(f"{name} is paused; let it go on: cepheid dev resume {name}")
+    print(f"{name} is paused; resume it: cepheid dev resume {name}")
 
 
 @app.command()
 def resume(name: Name, directory: Directory = DIRECTORY) -> None:
-    """Let a paused member go on (SIGCONT)."""
+    """Resume a paused member (SIGCONT)."""
     _cluster(directory).resume(name)
     print(f"{name} goes on")
 
 
 @app.command()
 def wipe(name: Name, directory: Directory = DIRECTORY) -> None:
-    """Take a bookie's disk away: it is killed, and its data is deleted."""
+    """Destroy a bookie's disk: it is killed, and its data is deleted."""
     _cluster(directory).wipe(name)
-    print(f"{name} is down, and its data is gone. Its cookie stays in metadata, so it will refuse to start on the empty disk:")
+    print(f"{name} is down, and its data is deleted. Its cookie stays in metadata, so it will refuse to start on the empty disk:")
     print("otherwise it would deny entries that it acknowledged. Either of these:")
-    print(f"  cepheid dev start {name} --accept-empty-disk    what it held is unknown there, and read from the other bookies")
-    print("  cepheid dev add bookie                          a new one takes its place")
+    print(f"  cepheid dev start {name} --accept-empty-disk    its former entries are unknown there, and read from other bookies")
+    print("  cepheid dev add bookie                          a new one replaces it")
 
 
 @app.command()
 def start(
     name: Name,
     accept_empty_disk: Annotated[
-        bool, typer.Option("--accept-empty-disk", help="A bookie whose disk is lost for good starts on an empty one.")
+        bool, typer.Option("--accept-empty-disk", help="Let a bookie whose disk is lost for good start on an empty one.")
     ] = False,
     directory: Directory = DIRECTORY,
 ) -> None:
-    """Start a member that is down; returns when it serves."""
+    """Start a member that is down; return when it serves."""
     with _console().status(f"starting {name}"):
         _cluster(directory).start(name, accept_empty_disk=accept_empty_disk)
     print(f"{name} is ready")
@@ -151,14 +151,14 @@ def start(
 
 @app.command()
 def stop(name: Name, directory: Directory = DIRECTORY) -> None:
-    """Stop a member in good order (SIGTERM)."""
+    """Stop a member gracefully (SIGTERM)."""
     _cluster(directory).stop(name)
     print(f"{name} is stopped")
 
 
 @app.command()
 def restart(name: Name, directory: Directory = DIRECTORY) -> None:
-    """Stop a member in good order and start it again; returns when it serves."""
+    """Stop a member gracefully and start it again; return when it serves."""
     with _console().status(f"restarting {name}"):
         _cluster(directory).restart(name)
     print(f"{name} is ready")
@@ -175,11 +175,11 @@ def add(kind: Annotated[Added, typer.Argument(help="bookie or broker")], directo
 @app.command()
 def down(
     delete: Annotated[
-        bool, typer.Option("--delete", help="Delete its data and logs too, and what else is in the directory not.")
+        bool, typer.Option("--delete", help="Also delete its data and logs, but nothing else in the directory.")
     ] = False,
     directory: Directory = DIRECTORY,
 ) -> None:
-    """Stop everything in good order. The data stays, `cepheid dev up` goes on with it."""
+    """Stop everything gracefully. The data stays; `cepheid dev up` continues with it."""
     cluster = _cluster(directory)
     with _console().status("stopping"):
         cluster.down()

@@ -1,4 +1,4 @@
-"""The end of a log file, and what is written to it from now on."""
+"""Follows a log file from its last lines on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POLL_S = 0.1
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """Empty when nothing was logged yet."""
+    """Return the last lines; empty if nothing was logged yet."""
     try:
         with path.open(errors="replace") as log:
             return _last_lines(log, count)
@@ -21,7 +21,7 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def follow_log(path: Path, count: int) -> None:
-    """Prints the last lines and what comes behind them, until Ctrl-C."""
+    """Print the last lines and later ones, until Ctrl-C."""
     try:
         for text in followed(path, count):
             print(text, end="", flush=True)
@@ -30,7 +30,7 @@ def follow_log(path: Path, count: int) -> None:
 
 
 def followed(path: Path, count: int) -> Iterator[str]:
-    """The last lines, and then without end whatever is appended to them: of one open file, so that nothing falls in between."""
+    """Yield the last lines, then appended lines without end, from one open file, so that none is lost in between."""
     path.touch()
     with path.open(errors="replace") as log:
         yield "".join(_last_lines(log, count))

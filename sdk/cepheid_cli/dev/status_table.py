@@ -25,7 +25,7 @@ def status_table(members: Sequence[ProcessStatus], now_ms: int) -> Table:
 
 
 def duration(ms: int) -> str:
-    """`12s`, `3m 20s`, `2h 5m`, `3d 4h`."""
+    """Return `12s`, `3m 20s`, `2h 5m` or `3d 4h`."""
     seconds = max(0, ms // 1000)
     if seconds < 60:
         return f"{seconds}s"
