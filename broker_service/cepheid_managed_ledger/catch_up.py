@@ -38,8 +38,8 @@ _AHEAD_STEP_BYTES = MIB
 _AHEAD_STEP_ENTRIES = 500
 """Verifying them takes half a millisecond of the loop, however small they are."""
 _AHEAD_OBJECT_BYTES = 4 * MIB
-"""Bytes read ahead from an object. A row group is read and verified as a whole; the rest waits in a cache shared by all readers. The
-next row group is read late, because it is as large."""
+"""Bytes read ahead from an object. A row group is read and verified as a whole; the rest waits in a cache shared by all readers.
+The next row group is read late, because it is as large."""
 _MAX_STREAMS = 64
 """Readers of one topic whose next read is anticipated; beyond that, the least recently active one is forgotten."""
 _STREAM_IDLE_S = 5.0
