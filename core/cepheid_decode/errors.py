@@ -18,7 +18,7 @@ class BadOptionError(ScanError):
 class NoSuchTopicError(ScanError):
     """No topic of that name, or none that matches the pattern."""
 
-    hint = "see `cepheid topics list NAMESPACE`; failOnMissingTopic=false ignores missing topics"
+    hint = "see `cepheid topics list NAMESPACE`; failOnMissingTopic=false reads what there is"
 
 
 class PlanUnavailableError(ScanError):

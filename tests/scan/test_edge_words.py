@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
@@ -88,12 +89,12 @@ def test_other_words_are_refused_with_what_would_do(word: str) -> None:
 def test_what_no_topic_can_have_is_refused_in_a_short_line(word: Any) -> None:
     with pytest.raises(BadOptionError) as caught:
         parse_edge(word, ORDERS)
-    assert " is no" in str(caught.value)
+    assert re.search(r"is (no|not a) ", str(caught.value))
     assert len(str(caught.value)) < 300
 
 
 def test_a_position_without_a_topic_means_nothing_among_several() -> None:
-    with pytest.raises(BadOptionError, match="1:2 does not name a topic"):
+    with pytest.raises(BadOptionError, match="1:2 names no topic"):
         parse_edge("1:2", None)
 
 

@@ -28,11 +28,11 @@ ONE = encode_batch([(pb.SingleMessageMetadata(), b"abc")])
         (b"", 1, "ends before message 0"),
         (ONE, 2, "ends before message 1"),
         (ONE + b"\x00\x00", 2, "ends before message 1"),
-        (ONE + b"x", 1, "1 bytes behind a batch of 1"),
-        (ONE[:-1], 1, "message 0 says it has 3 bytes, 2 are left"),
+        (ONE + b"x", 1, "1 bytes after a batch of 1"),
+        (ONE[:-1], 1, "message 0 claims 3 bytes, 2 are left"),
         (b"\x00\x00\x00\x09\x18\x01", 1, "metadata of message 0 reaches beyond"),
         (b"\x00\x00\x00\x01\xff", 1, "metadata of message 0: "),
-        (b"\x00\x00\x00\x0b\x18" + b"\xff" * 9 + b"\x01", 1, "message 0 says it has -1 bytes"),
+        (b"\x00\x00\x00\x0b\x18" + b"\xff" * 9 + b"\x01", 1, "message 0 claims -1 bytes"),
     ],
 )
 def test_a_batch_that_does_not_add_up_is_refused(payload: bytes, num_messages: int, reason: str) -> None:
