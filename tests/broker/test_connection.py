@@ -100,7 +100,7 @@ async def test_trap_06_one_request_id_may_be_in_flight_twice_for_different_comma
     [
         (struct.pack(">II", 100_000_000, 4) + b"\x08\x12", "the limit is"),  # oversized frame
         (struct.pack(">II", 20, 400) + bytes(400), "cannot be in a frame"),
-        (encode_body(pb.CommandConnected(server_version="x")), "not for a broker"),
+        (encode_body(pb.CommandConnected(server_version="x")), "not a command for brokers"),
         (struct.pack(">II", 6, 2) + b"\x08\x7f", "type"),  # a command that does not exist
         (encode_body(pb.CommandFlow(consumer_id=0, messagePermits=0))[:-2], None),
         (b"GET / HTTP/1.1\r\n\r\n", "limit"),

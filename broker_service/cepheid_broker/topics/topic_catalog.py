@@ -52,7 +52,7 @@ def _why_not_created(topic: TopicName) -> str:
     asked = "the client asked not to create it"
     if not topic.is_partition:
         return asked
-    return f"{asked}, or its role lacks the namespace grant needed to add partitions to {topic.base}"
+    return f"{asked}, or its role has no grant on the namespace, needed to add a partition to {topic.base}"
 
 
 def _partitions(topic: TopicName, record: TopicRecord) -> int:
