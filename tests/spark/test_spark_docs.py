@@ -72,7 +72,7 @@ def test_the_table_of_options_has_each_option_once() -> None:
 
 @pytest.mark.page
 def test_the_table_of_a_write_has_each_option_with_its_default() -> None:
-    table = PAGE.partition("### What a write is given")[2].partition("\n##")[0]
+    table = PAGE.partition("### Options of a write")[2].partition("\n##")[0]
     rows = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
     told = {name: default.strip() for names, defaults in rows for name, default in _defaults(names, defaults)}
     assert sorted(told) == sorted(SINK_OPTIONS)
