@@ -100,7 +100,7 @@ def main() -> None:
     now_ms = time.time_ns() // 1_000_000
     broker = {
         "authentication": {"methods": ["token"], "secret_keys": [data_url]},
-        "authorization": {"enabled": True, "super_user_roles": ["root"]},
+        "authorization": {"enabled": True, "super_user_roles": ["root"], "peer_roles": ["broker"]},
     }
     with Cluster(arguments, {"broker": broker}) as cluster:
         administrator = Administrator(cluster.processes.admin_urls[0], create_token(key, "root", now_ms))

@@ -35,7 +35,7 @@ SAMPLES: dict[str, Any] = {
     "bookie_id": "bookie-1",
     "name": "repair-1",
     "rack": "east",
-    **{f"tls.{name}": "tls.pem" for name in ("certificate_file", "key_file", "ca_file", "client_ca_file")},
+    **{f"tls.{name}": "tls.pem" for name in ("certificate_file", "key_file", "ca_file", "client_ca_file", "crl")},
     **{f"tls.own_{name}": "own.pem" for name in ("certificate_file", "key_file")},
     **{f"authentication.{name}": ["a.key", "b=b.key"] for name in ("secret_keys", "public_keys")},
     **{f"authentication.{name}": "some" for name in ("role_claim", "audience", "issuer", "passwords_file", "anonymous_role")},
