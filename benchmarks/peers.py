@@ -142,10 +142,13 @@ def rows(home: Path) -> dict[str, Row]:
         "catch_up_small": Row(generator("catch_up", "--gigabytes", "0.05", "--entry-bytes", "100"), {"mb_per_s_100b": True}),
         "publish_beside_catch_up": Row(
             generator("publish_beside_catch_up", "--rounds", "1", "--entries", "300000"),
-            {"p99_ratio_1000b": False, "p99_ratio_100b": False, "beside_ms_p99_1000b": False, "beside_ms_p99_100b": False},
+            {
+                **{f"{name}_{size}": False for size in ("1000b", "100b") for name in ("p99_ratio", "beside_ms_p99")},
+                **{f"consumed_entries_per_s_{size}": True for size in ("1000b", "100b")},
+            },
         ),
         "kafka": Row(
-            pulsar_perf(home, "-s", "1000"), {"messages_per_s": True}, fills_disk=True, run_at_kafka=kafka_perf(records=200_000)
+            pulsar_perf(home, "-s", "1000"), {"messages_per_s": True}, fills_disk=True, run_at_kafka=kafka_perf(records=100_000)
         ),
         "kafka_latency": Row(
             pulsar_perf(home, "-s", "1000", rate_per_s=5000), latency, run_at_kafka=kafka_perf(records=75_000, rate_per_s=5000)
