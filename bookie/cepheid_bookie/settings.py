@@ -18,7 +18,7 @@ class StorageSettings(BaseModel, frozen=True, extra="forbid"):
         description="Size of a journal file, allocated before it is written. Larger: fewer files, more disk space reserved.",
     )
     journal_spare_segments: int = Field(
-        2,
+        0,
         ge=0,
         le=64,
         description="Journal files that are kept to be written again instead of being deleted, so that syncs of small batches "

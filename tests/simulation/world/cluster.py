@@ -61,6 +61,7 @@ def bookie_settings() -> StorageSettings:
     """Small, so that a few hundred entries roll segments and logs, fill the cache and take checkpoints."""
     return StorageSettings(
         journal_segment_bytes=64 * KIB,
+        journal_spare_segments=2,
         write_cache_bytes=16 * KIB,
         block_bytes=4 * KIB,
         log_bytes=16 * KIB,
