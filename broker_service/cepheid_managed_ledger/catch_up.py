@@ -7,8 +7,8 @@
 Rules:
 1. The chain's recorded end bounds every ended ledger, the last confirmed entry the one being written.
 2. Equal reads at the same time are one read.
-3. Bytes read and not handed over yet are bounded over all topics (`CatchUpBudget`); nobody reads ahead when they run short. What is read
-   ahead from objects, a row group at a time, has a smaller bound within that.
+3. Bytes read and not handed over yet are bounded over all topics (`CatchUpBudget`); nobody reads ahead when they run short. What
+   is read ahead from objects, a row group at a time, has a smaller bound within that.
 4. What was read ahead and nobody fetched is dropped after a while, a shorter one when others wait for memory. A failure ends
    reading ahead: whoever asks next reads, and hears of it, for itself.
 5. When a ledger leaves the chain, readers in the middle of it go on with the next one. What was read ahead for them was of the

@@ -50,6 +50,8 @@ from cepheid_wire import TopicName
 log = logging.getLogger(__name__)
 
 _READ_BYTES = MIB
+_READ_ENTRIES = 2_000
+"""To verify and count them takes the loop a millisecond, however small they are."""
 _MAX_PAUSE_S = 300.0
 _LEAVE_AT_ONCE = 100
 _PATIENCE_S = 300.0
@@ -615,19 +617,33 @@ class _Reading:
         self.content = _Content()
 
     async def groups(self) -> AsyncIterator[Sequence[EntryGroup]]:
-        """Parts of about 1 MiB, from entry 0 to the end that the chain records."""
+        """Parts of about 1 MiB, from entry 0 to the end that the chain records. One is read while the last is on its way."""
         ledger_id, entries = self._ledger.ledger_id, self._ledger.entries or 0
         reader = await self._client.open_reader(ledger_id)
         check_end(ledger_id, entries, reader.known_end)
-        first = 0
-        while first < entries:
-            groups = await reader.read(first, entries - 1, max_bytes=_READ_BYTES)
-            for group in groups:
-                assert group.first_entry_id == first, f"{reader!r} gave {group!r} where entry {first} was expected"
-                self._count(group)
-                first = group.last_entry_id + 1
-            await self._pool.pace(sum(group.size_bytes for group in groups))
-            yield groups
+
+        async def read(first: int, paced_bytes: int) -> list[EntryGroup]:
+            await self._pool.pace(paced_bytes)
+            return await reader.read(first, min(entries, first + _READ_ENTRIES) - 1, max_bytes=_READ_BYTES)
+
+        first = size_bytes = 0
+        reading: asyncio.Future[list[EntryGroup]] | None = None
+        try:
+            while first < entries:
+                groups = await (reading or read(first, size_bytes))
+                for group in groups:
+                    assert group.first_entry_id == first, f"{reader!r} gave {group!r} where entry {first} was expected"
+                    self._count(group)
+                    first = group.last_entry_id + 1
+                size_bytes = sum(group.size_bytes for group in groups)
+                reading = asyncio.ensure_future(read(first, size_bytes)) if first < entries else None
+                yield groups
+        finally:
+            if reading is not None:
+                reading.cancel()
+                await asyncio.wait([reading])
+                if not reading.cancelled():
+                    reading.exception()  # nobody waits for it any more
 
     def _count(self, group: EntryGroup) -> None:
         view, start, digests = memoryview(group.data), HEADER_BYTES - 4, bytearray()

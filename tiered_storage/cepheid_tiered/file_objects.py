@@ -8,6 +8,7 @@ them, and `delete` of the object removes them.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import secrets
@@ -15,13 +16,14 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from cepheid_ports import Worker
+from cepheid_ports import Worker, own_pages
 from cepheid_rpc import Buffer
 from cepheid_tiered.object_store import StoredObject, StoreRefusedError, StoreUnavailableError, StoreUrl, UnusableNameError
 from cepheid_tiered.segment import DamagedSegmentError, NoSuchSegmentError, SegmentError
 
 T = TypeVar("T")
 _PART = ".part"
+_LARGE_BYTES = 256 << 10
 
 
 class FileObjects:
@@ -53,11 +55,18 @@ class FileObjects:
 
     async def upload(self, url: str, parts: AsyncIterator[Buffer]) -> int:
         upload = await self._run(url, lambda: _Upload(url))
+        writing: asyncio.Future[None] | None = None  # while the next part is made
         try:
             async for part in parts:
-                await self._run(url, lambda part=part: upload.write(part))  # type: ignore[misc]
+                if writing is not None:
+                    await writing
+                writing = asyncio.ensure_future(self._run(url, lambda part=part: upload.write(part)))  # type: ignore[misc]
+            if writing is not None:
+                await writing
             await self._run(url, upload.finish)
         except BaseException:
+            if writing is not None:
+                writing.add_done_callback(_ignore)
             # Not waited for: the call may have been cancelled. The worker runs it after what it is doing now.
             self._worker.submit(upload.abort, lambda _result, _error: None)
             raise
@@ -88,6 +97,12 @@ class FileObjects:
             return await self._worker.run(work)
         except OSError as error:
             raise _told(url, error) from error
+
+
+def _ignore(writing: asyncio.Future[None]) -> None:
+    """The upload has failed: the failure of its last part is not news."""
+    if not writing.cancelled():
+        writing.exception()
 
 
 class _Upload:
@@ -162,8 +177,8 @@ def _read(url: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
     found: list[Buffer] = []
     with open(_path(url), "rb", buffering=0) as file:
         for start, end in ranges:
-            data = bytearray(end - start)
-            view, at = memoryview(data), start
+            data = own_pages(end - start) if end - start >= _LARGE_BYTES else memoryview(bytearray(end - start))
+            view, at = data, start
             while len(view):
                 count = os.preadv(file.fileno(), [view], at)
                 if not count:
