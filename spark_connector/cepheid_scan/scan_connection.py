@@ -6,7 +6,6 @@
 Rule 1: every buffer is padded as the decoder needs it, which uses it without a copy.
 Rule 2: an end before the last frame raises, as does a log that ends before a run.
 Rule 3: a peer that cannot prove that it is the bookie gets neither the token nor the request.
-Rule 4: with TLS, bytes are received a megabyte at a time and decrypted from memory (`TlsStream`).
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ import os
 import socket
 import ssl
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Self, TypeVar
+from typing import Self
 
 import numpy as np
 
@@ -40,75 +38,13 @@ from cepheid_scan.bookie_channels import CONNECT_TIMEOUT_S, ScanDoor, tls_contex
 from cepheid_security import ClientTls
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 
 _MAX_FRAME_BYTES = 32 << 20  # a chunk has 8 MiB, plus the largest entry
 _PIECE_BYTES = 1 << 20  # of a log, read at once; then `end` is checked
 _LAST_OFFSET = (1 << 63) - 1
 _NO_LOG = -1
 _READ = b"\1"
-_TLS_PIECE_BYTES = 1 << 20
-"""Received in one go with TLS: 60 records."""
 _ON_MACHINE = sys.platform == "linux"
-
-
-class TlsStream:
-    """The reader's side of a connection with TLS, with the methods of a socket that are needed here.
-
-    An SSLSocket asks the system twice for each record of 16 KB, and each wait gives the interpreter's lock to threads that decode.
-    """
-
-    def __init__(self, connection: socket.socket, context: ssl.SSLContext, server_hostname: str) -> None:
-        """Do the handshake. Raises OSError, and ValueError for a name that cannot be one; `connection` is the caller's then."""
-        self._connection = connection
-        self._received, self._unsent = ssl.MemoryBIO(), ssl.MemoryBIO()
-        self._tls = context.wrap_bio(self._received, self._unsent, server_hostname=server_hostname)
-        self._piece = memoryview(bytearray(_TLS_PIECE_BYTES))
-        self._until_done(self._tls.do_handshake)
-
-    def sendall(self, data: bytes) -> None:
-        self._until_done(lambda: self._tls.write(data))
-
-    def recv(self, size_bytes: int, _flags: int = 0) -> bytes:
-        return self._until_done(lambda: self._tls.read(size_bytes))
-
-    def recv_into(self, view: memoryview, size_bytes: int, _flags: int = 0) -> int:
-        """Receive what is left of one record, at most."""
-        # The stubs know neither a memory view nor the number that is returned for one.
-        read: Callable[[int, Any], Any] = self._tls.read
-        return int(self._until_done(lambda: read(size_bytes, view)))
-
-    def settimeout(self, timeout_s: float | None) -> None:
-        self._connection.settimeout(timeout_s)
-
-    def shutdown(self, how: int) -> None:
-        """Without a word of TLS: another thread may be reading."""
-        self._connection.shutdown(how)
-
-    def close(self) -> None:
-        self._connection.close()
-
-    def _until_done(self, step: Callable[[], T]) -> T:
-        while True:
-            try:
-                done = step()
-            except ssl.SSLWantReadError:
-                self._send()
-                size_bytes = self._connection.recv_into(self._piece)
-                if size_bytes == 0:
-                    raise _ended() from None
-                self._received.write(self._piece[:size_bytes])
-            except ssl.SSLError:
-                with suppress(OSError):
-                    self._send()  # the alert that says why
-                raise
-            else:
-                self._send()
-                return done
-
-    def _send(self) -> None:
-        if self._unsent.pending:
-            self._connection.sendall(self._unsent.read())
 
 
 class ScanConnection:
@@ -117,9 +53,10 @@ class ScanConnection:
     Every method raises OSError, and MalformedGroupError for malformed frames. `end` may be called from any thread.
     """
 
-    def __init__(self, connection: socket.socket | TlsStream) -> None:
+    def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._on_machine = connection if isinstance(connection, socket.socket) and connection.family == socket.AF_UNIX else None
+        self._gives_logs = connection.family == socket.AF_UNIX
+        self._flags = 0 if isinstance(connection, ssl.SSLSocket) else socket.MSG_WAITALL  # TLS gives what one record has
         self._log = _NO_LOG
         self._is_ended = False
 
@@ -134,7 +71,8 @@ class ScanConnection:
         """End all waits, except for a disk that does not answer."""
         self._is_ended = True
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            # Not SSLSocket's own, which has the reading thread go on without TLS.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def ask(self, token: bytes, request: bytes) -> bool:
         """Send the request. Return False, without sending it, if the peer is not the bookie or does not answer soon enough."""
@@ -157,14 +95,14 @@ class ScanConnection:
         data = b""
         while len(data) < FRAME_HEAD.size:
             left = FRAME_HEAD.size - len(data)
-            if self._on_machine is not None:
-                more, descriptors, flags, _ = socket.recv_fds(self._on_machine, left, 1, socket.MSG_CMSG_CLOEXEC)
+            if self._gives_logs:
+                more, descriptors, flags, _ = socket.recv_fds(self._socket, left, 1, socket.MSG_CMSG_CLOEXEC)
                 for descriptor in descriptors:
                     self._take_log(descriptor)
                 if flags & socket.MSG_CTRUNC:
                     raise OSError(errno.EMFILE, "this process cannot open more files, so not the entry log (ulimit -n)")
             else:
-                more = self._socket.recv(left, socket.MSG_WAITALL)
+                more = self._socket.recv(left, self._flags)
             if not more:
                 raise _ended()
             data += more
@@ -192,7 +130,7 @@ class ScanConnection:
 
     def _receive_into(self, view: memoryview) -> None:
         while view:
-            size_bytes = self._socket.recv_into(view, len(view), socket.MSG_WAITALL)
+            size_bytes = self._socket.recv_into(view, len(view), self._flags)
             if size_bytes == 0:
                 raise _ended()
             view = view[size_bytes:]
@@ -240,7 +178,7 @@ def dial_port(door: ScanDoor, tls: ClientTls | None = None) -> ScanConnection | 
     if not door.secured:
         return ScanConnection(connection)
     try:
-        return ScanConnection(TlsStream(connection, tls_context(tls), door.host))
+        return ScanConnection(tls_context(tls).wrap_socket(connection, server_hostname=door.host))
     except (OSError, ValueError) as error:
         log.info("scan.port_tls_failed: %s:%d: %s", door.host, door.port, error, extra={"host": door.host, "port": door.port})
         connection.close()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import datetime
-import random
 import socket
 import ssl
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +13,14 @@ import pytest
 
 from cepheid_bookie.access import ticket_check
 from cepheid_decode import EntriesUnreadableError, LedgerHistory, Piece, ReadSettings, ScanCounters
-from cepheid_rpc import FRAME_HEAD, TLS_MARK, FrameKind
+from cepheid_rpc import TLS_MARK
 from cepheid_scan import entry_source as module
 from cepheid_scan import ledger_ends
 from cepheid_scan.bookie_channels import close_channels, known_door
 from cepheid_scan.entry_source import EntrySource
 from cepheid_scan.ledger_ends import LacCalls, newest_ends
 from cepheid_scan.replica_order import Suspects
-from cepheid_scan.scan_connection import ScanConnection, TlsStream
-from cepheid_security import ClientTls, ServerTls, client_context
+from cepheid_security import ClientTls
 from cepheid_security.authority import Authority
 from cepheid_security.peer_settings import BookieTlsSettings
 from cepheid_security.read_tickets import LAST_ENTRY, ReadTicket, TicketKey, check_ticket, sign_ticket
@@ -227,26 +224,3 @@ def test_the_scan_port_speaks_to_nobody_without_a_certificate(two: ScanBookies, 
 
 def test_addresses_say_that_they_take_tls(two: ScanBookies) -> None:
     assert all(address.startswith(TLS_MARK) for address in two.addresses.values())
-
-
-@pytest.mark.parametrize("is_complete", [True, False])
-def test_a_body_of_many_records_is_received_whole_or_not_at_all(made: Path, is_complete: bool) -> None:
-    """Records are received by the hundred, and an end between two of them is not the end of a frame."""
-    files = (str(made / "bookie.pem"), str(made / "bookie-key.pem"))
-    body = random.Random(1).randbytes(3_000_001)
-    here, there = socket.socketpair()
-
-    def serve() -> None:
-        with ServerTls(*files).context.wrap_socket(there, server_side=True) as connection:
-            connection.sendall(FRAME_HEAD.pack(FrameKind.BLOCKS, len(body), 0, 9) + body[: None if is_complete else 2_000_000])
-
-    server = threading.Thread(target=serve)
-    server.start()
-    with ScanConnection(TlsStream(here, client_context(ca_file=str(made / "ca.pem")), "127.0.0.1")) as connection:
-        kind, size_bytes, first, last = connection.head()
-        assert (kind, size_bytes, first, last) == (FrameKind.BLOCKS, len(body), 0, 9)
-        if is_complete:
-            assert connection.body(kind, size_bytes) == body
-        with pytest.raises(ConnectionError, match="the connection ended before the answer"):
-            connection.head() if is_complete else connection.body(kind, size_bytes)
-    server.join()
