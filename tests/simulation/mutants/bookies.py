@@ -56,7 +56,7 @@ def acknowledge_before_sync() -> Iterator[None]:
         yield
 
 
-@mutant("S3")
+@mutant("S3", "S6")
 @contextlib.contextmanager
 def answer_a_fence_before_it_is_durable() -> Iterator[None]:
     """The fence holds in memory at once; its record is on its way to the journal, and not waited for (BOOKKEEPER-500)."""
