@@ -39,7 +39,6 @@ def small_settings(**changes: Any) -> StorageSettings:
     """Bounds so small that a few entries roll segments and logs, and no disk minimum."""
     values: dict[str, Any] = {
         "journal_segment_bytes": 64 * KiB,
-        "journal_spare_segments": 2,
         "write_cache_bytes": 16 * KiB,
         "block_bytes": 4 * KiB,
         "log_bytes": 64 * KiB,

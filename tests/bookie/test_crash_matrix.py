@@ -268,7 +268,7 @@ async def fill_segments(bookie: Bookie, promises: Promises, first: int, segments
 )
 @pytest.mark.parametrize("seed", range(4))
 async def test_a_recycled_journal_segment_cut_at_each_step(operation: str, path: str, named: bool, seed: int) -> None:
-    machine, promises = Machine(seed, small_settings(write_cache_bytes=1 << 20)), Promises()
+    machine, promises = Machine(seed, small_settings(write_cache_bytes=1 << 20, journal_spare_segments=2)), Promises()
     bookie = await machine.open()
 
     def on_operation(name: str, where: str) -> None:
@@ -299,7 +299,11 @@ async def test_a_recycled_journal_segment_cut_at_each_step(operation: str, path:
 
 
 async def test_spare_journal_segments_are_deleted_when_the_disk_is_low_and_kept_again_when_there_is_room() -> None:
-    machine = Machine(settings=small_settings(write_cache_bytes=1 << 20, warn_free_journal_bytes=1 << 20, space_margin_bytes=0))
+    machine = Machine(
+        settings=small_settings(
+            write_cache_bytes=1 << 20, journal_spare_segments=2, warn_free_journal_bytes=1 << 20, space_margin_bytes=0
+        )
+    )
     machine.disk.capacity_bytes = 4 << 20
 
     def spares() -> int:
