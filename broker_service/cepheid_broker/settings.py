@@ -262,7 +262,7 @@ class BalanceSettings(BaseModel, frozen=True, extra="forbid"):
     moves_at_once: PositiveInt = Field(
         8,
         description="Bundles that are moved in one round. Lower it where clients feel that topics move. While there is more to "
-        "move, rounds follow after a fifth of `interval_s`.",
+        "move, rounds follow after a fifth of `balance.interval_s`.",
     )
     split_topics: NonNegativeInt = Field(
         1000, description="Open topics of a bundle from which it is split. 0: bundles are not split by their number of topics."

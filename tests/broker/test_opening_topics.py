@@ -141,7 +141,7 @@ async def test_a_topic_that_went_to_another_broker_meanwhile_is_not_opened(monke
         await wait_until(lambda: len(topics._opening) == 3 and len(slow.opening) == 2)
         monkeypatch.setattr(topics.ownership, "owns", lambda name: name != NAMES[2])
         slow.go_on.set()
-        with pytest.raises(ServiceNotReadyError, match="its bundle went"):
+        with pytest.raises(ServiceNotReadyError, match="its bundle moved"):
             await asked[2]
         assert NAMES[2] not in slow.opening
         await asyncio.gather(*asked[:2])

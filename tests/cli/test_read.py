@@ -165,7 +165,7 @@ def test_a_failure_leaves_no_file_and_an_earlier_one_as_it_was(server: ProcessCl
         (["orders", "--columns", ","], "--columns ',': a name is empty"),
         (["orders", "--columns", ""], "--columns '': a name is empty"),
         (["orders", "--on-bad-record", "drop"], "--on-bad-record 'drop': there is fail, null, skip"),
-        (["orders", "--from", f"{2**62}:0"], "--accept-loss takes it as it is"),
+        (["orders", "--from", f"{2**62}:0"], "--accept-loss accepts it"),
         (["parts", "--partition=0", "--partition=1", "--from", "1:0"], "several are read: choose one by --partition"),
     ],
 )

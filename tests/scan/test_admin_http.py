@@ -184,7 +184,7 @@ def test_a_404_that_no_broker_has_said_is_no_answer(sites: list[Site], text: str
 
 def test_answers_of_something_else(sites: list[Site]) -> None:
     page, around = new_site(sites, (200, "<html>a proxy</html>")), new_site(sites, (307, "/again"))
-    for site, said in ((page, "no JSON"), (around, "redirects")):
+    for site, said in ((page, "not JSON"), (around, "redirects")):
         with closing(AdminHttp(PlanSource(admin_url=f"http://{site.address}", retry_s=0))) as http:
             with pytest.raises(PlanUnavailableError, match=said):
                 http.get("/x")

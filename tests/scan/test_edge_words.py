@@ -94,7 +94,7 @@ def test_what_no_topic_can_have_is_refused_in_a_short_line(word: Any) -> None:
 
 
 def test_a_position_without_a_topic_means_nothing_among_several() -> None:
-    with pytest.raises(BadOptionError, match="1:2 names no topic"):
+    with pytest.raises(BadOptionError, match="1:2 does not name a topic"):
         parse_edge("1:2", None)
 
 

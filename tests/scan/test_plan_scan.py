@@ -246,7 +246,7 @@ def test_a_subscription_may_stand_in_what_it_gave_up(world: World) -> None:
 
 def test_topics_that_are_not_there(world: World) -> None:
     world.publish("there", 2)
-    with pytest.raises(NoSuchTopicError, match=r"ther does not exist; there is .*default/there"):
+    with pytest.raises(NoSuchTopicError, match=r"ther does not exist; similar: .*default/there"):
         plan_scan(world.request("ther"))
     lenient = TopicSelection(("ther",), fail_on_missing=False)
     tasks, _, plan = plan_scan(replace(world.request("x"), topics=lenient))

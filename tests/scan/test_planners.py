@@ -153,7 +153,7 @@ def test_topics_by_pattern(world: ScanCluster, planner: Planner) -> None:
 
 def test_topics_that_are_not_there(world: ScanCluster, planner: Planner) -> None:
     world.publish("flights", [b"a"])
-    with pytest.raises(NoSuchTopicError, match=r"flihgts does not exist; there is .*/flights"):
+    with pytest.raises(NoSuchTopicError, match=r"flihgts does not exist; similar: .*/flights"):
         planner.topics(TopicSelection(("flihgts", "flights")))
     assert planner.topics(TopicSelection(("flihgts", "flights"), fail_on_missing=False)) == [f"{FULL}/flights"]
     with pytest.raises(NoSuchTopicError, match="nothing"):

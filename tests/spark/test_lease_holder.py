@@ -49,7 +49,7 @@ def test_a_query_that_begins_is_refused_the_name_of_one_that_lives() -> None:
     assert one.hold(A, at(5)) is Held.MADE
     clock.ms += 20_000
     with pytest.raises(
-        LeaseTakenError, match=r"'s' of .*/a is the lease of another .*process 4711 on elsewhere.* heard of 20 s ago"
+        LeaseTakenError, match=r"'s' of .*/a is the lease of another .*process 4711 on elsewhere.* last active 20 s ago"
     ):
         other.hold(A, at(2))
     assert broker.stands[A, "s"] == at(5), "untouched"
