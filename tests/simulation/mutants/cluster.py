@@ -489,7 +489,7 @@ def give_bundles_away_before_topics_are_unloaded() -> Iterator[None]:
     release_outcome = BundleTenures._release_outcome
 
     async def early(self: BundleTenures, tenure: Any, to: str, reason: str) -> Any:
-        user, self.user = self.user, mock.Mock(unload_bundle=mock.AsyncMock())
+        user, self.user = self.user, mock.Mock(wraps=self.user, unload_bundle=mock.AsyncMock())
         try:
             return await release_outcome(self, tenure, to, reason)
         finally:
