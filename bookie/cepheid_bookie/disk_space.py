@@ -150,7 +150,8 @@ class DiskSpace:
     def has_room_to_spare(self, size_bytes: int, *, kept: bool) -> bool:
         """Return whether the journal disk has room for files that are not needed, and take `size_bytes` if they are there.
 
-        They are given up as soon as the disk is low (`kept`), and are there again only when it would not be low with them.
+        They are given up as soon as the disk is low or any disk of the bookie is full (`kept`), and are there again only when it
+        would not be low with them.
         """
         levels = (self.journal, self.data) if self._shared else (self.journal,)
         if self.full or any(level.low for level in levels):

@@ -8,8 +8,8 @@ File, 40 bytes, little-endian:
 
 Rule 1: a mark is written beside, synced, renamed, and its directory synced; it replaces the *older* generation.
 Rule 2: marks never move back. Segments are kept down to the older generation, so that either one can be started from.
-Rule 3: the first mark is saved before the first batch is written (journal_writer.py, rule 5). Only directories of older releases
-have a journal without a mark.
+Rule 3: the first mark is saved before the first batch is written (journal_writer.py, rule 5). A journal without a mark is from an
+older release, or has no batch yet.
 """
 
 from __future__ import annotations

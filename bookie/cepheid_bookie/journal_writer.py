@@ -15,15 +15,17 @@ Rule 4: a batch never makes its segment longer: what a file grew by may read as 
 Rule 5: a log mark is durable before the first batch of a bookie's life. It points to the start of the first segment. Without it, a
 start that finds no journal cannot tell whether one was lost.
 Rule 6: a spare segment is one that the log mark has passed. Syncs into it need not write the file system's metadata, as all its
-blocks were written before. It is full of old batches, so zeros are written ahead of the end: each batch is written where zeros were
-synced, and so was the block after it. A crash leaves at the end of the journal what it leaves in a preallocated segment
-(`journal_tail.py`), and old batches lie beyond. They have another segment id, another nonce, and lower sequences.
+blocks were written before, except for an unused end. It is full of old batches, so zeros are written ahead of the end: each batch is
+written where zeros were synced, and so was the block after it. A crash leaves at the end of the journal what it leaves in a
+preallocated segment (`journal_tail.py`), and old batches lie beyond. They have another segment id, another nonce, and lower
+sequences.
 Rule 7: spare segments do not outlive the process. A start deletes them, and what a roll left that was cut by a crash.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -44,6 +46,8 @@ from cepheid_bookie.journal_format import (
     segment_path,
 )
 from cepheid_rpc import Buffer
+
+log = logging.getLogger(__name__)
 
 _PADDING = END_MARKER + bytes(ALIGNMENT)
 _UNNAMED = ".new"
@@ -120,7 +124,12 @@ class SpareSegments:
     def drop(self) -> None:
         """Delete all spare segments."""
         while (path := self.take()) is not None:
-            self._disk.unlink(path)
+            try:
+                self._disk.unlink(path)
+            except OSError as error:
+                log.warning(
+                    "journal.spare_not_deleted", extra={"file": path, "error": str(error), "hint": "it is deleted at a start"}
+                )
 
 
 def delete_unused_segments(disk: Disk) -> None:

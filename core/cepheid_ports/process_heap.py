@@ -41,11 +41,14 @@ def share_one_arena() -> bool:
 
 
 def own_pages(size_bytes: int) -> memoryview:
-    """A buffer outside of the heap, which goes back to the system as soon as nobody holds a view of it.
+    """Return a buffer outside of the heap, which is returned to the system with its last view. It costs 0.25 ms per megabyte.
 
     For buffers of some hundred kilobytes or more, of which threads take many at times: each thread's heap would keep the most that
-    its thread ever had. It costs a quarter of a millisecond a megabyte."""
-    return memoryview(mmap.mmap(-1, size_bytes, **_PRIVATE))
+    its thread ever had. If the system gives no pages (their number per process is limited), the buffer is in the heap."""
+    try:
+        return memoryview(mmap.mmap(-1, size_bytes, **_PRIVATE))
+    except OSError:
+        return memoryview(bytearray(size_bytes))
 
 
 def _tell(parameter: int, value: int) -> bool:

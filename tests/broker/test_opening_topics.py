@@ -43,7 +43,7 @@ class Openings:
         await asyncio.sleep(0.001)
 
     async def _open(self, name: str) -> None:
-        turn = await self.turns.take()
+        turn = await self.turns.take(NAMES[0])
         self.begun.append(name)
         try:
             await self._ends[name].wait()
@@ -160,3 +160,46 @@ async def test_a_broker_that_stops_opens_nothing_that_waits(monkeypatch: pytest.
         await stopping
         assert len(slow.opening) == 2
         assert all(isinstance(found, ServiceNotReadyError) for found in await asyncio.gather(*asked, return_exceptions=True))
+
+
+@pytest.mark.usefixtures("two_at_once")
+async def test_a_bundle_that_is_released_does_not_wait_for_the_turns_of_its_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with BrokerWorld() as world:
+        topics = world.broker.topics
+        slow = SlowLedgers(world, monkeypatch)
+        asked = [asyncio.ensure_future(topics.get(name, may_create=True)) for name in NAMES[:4]]
+        await wait_until(lambda: len(topics._opening) == 4 and len(slow.opening) == 2)
+        topics._turns.hurry(lambda name: name == NAMES[3])
+        await wait_until(lambda: NAMES[3] in slow.opening)
+        assert NAMES[2] not in slow.opening
+        slow.go_on.set()
+        await asyncio.gather(*asked)
+
+
+@pytest.mark.usefixtures("two_at_once")
+async def test_topics_that_failed_before_take_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with BrokerWorld() as world:
+        topics = world.broker.topics
+        slow = SlowLedgers(world, monkeypatch)
+        topics._retry.update(dict.fromkeys(NAMES[:3], (0.0, 0.1)))
+        asked = [asyncio.ensure_future(topics.get(name, may_create=True)) for name in NAMES[:5]]
+        await wait_until(lambda: len(slow.opening) == 5)
+        slow.go_on.set()
+        await asyncio.gather(*asked)
+
+
+async def test_newcomers_do_not_overtake_those_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening_turns, "LONGEST_S", 0.05)
+    turns, order = opening_turns.OpeningTurns(at_once=1), []
+
+    async def take(name: TopicName) -> None:
+        await turns.take(name)
+        order.append(name)
+
+    await turns.take(NAMES[0])
+    first = asyncio.ensure_future(take(NAMES[1]))
+    await asyncio.sleep(0)
+    monkeypatch.setattr(opening_turns, "LONGEST_S", 0.0)  # the opening under way has taken too long, and the timer is not due
+    second = asyncio.ensure_future(take(NAMES[2]))
+    await asyncio.gather(first, second)
+    assert order == [NAMES[1], NAMES[2]]

@@ -282,3 +282,43 @@ async def test_nothing_is_fetched_ahead_without_room_for_it(monkeypatch: pytest.
         for at in range(5):
             await reader.read(at, at, max_bytes=1)
             assert not segments._prefetching
+
+
+async def test_a_row_group_that_a_reader_left_goes_when_others_were_used_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "ROW_GROUP_ENTRY_BYTES", 100_000)
+    async with segments_over(MemoryObjects(), cache_bytes=250_000) as segments:
+        url, _ = await write(segments, groups_of([single(bytes(9_000)) for _ in range(300)], 10))
+        seeker, fast = [await segments.open(url, LEDGER_ID, 300) for _ in range(2)]
+        await seeker.read(0, 0, max_bytes=1)
+        for at in range(20, 300):
+            await fast.read(at, at, max_bytes=1)
+        assert not segments.is_cached(url, 0)
+
+
+async def test_a_footer_larger_than_the_cache_is_read_once() -> None:
+    objects = MemoryObjects()
+    async with segments_over(objects, footer_bytes=1) as segments:
+        url, _ = await write(segments, groups_of([single(bytes(100)) for _ in range(10)]))
+        reader = await segments.open(url, LEDGER_ID, 10)
+        for at in range(10):
+            await reader.read(at, at, max_bytes=1)
+        assert objects.operations["size"] == 1
+
+
+async def test_a_store_that_hangs_does_not_hold_up_another() -> None:
+    objects = MemoryObjects()
+    async with segments_over(objects) as segments:
+        written = [await write(segments, groups_of([single(b"x")]), f"memory://{place}/p") for place in ["away"] * 5 + ["near"]]
+        *away, near = [await segments.open(url, LEDGER_ID, 1) for url, _ in written]
+
+        async def hang(_operation: str, url: str) -> None:
+            if "away" in url:
+                await asyncio.Event().wait()
+
+        objects.before = hang
+        waiting = [asyncio.ensure_future(reader.read(0, 0, max_bytes=1)) for reader in away]
+        await asyncio.sleep(0)
+        assert len(await near.read(0, 0, max_bytes=1)) == 1
+        for reading in waiting:
+            reading.cancel()
+        await asyncio.wait(waiting)

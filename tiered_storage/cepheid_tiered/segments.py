@@ -23,7 +23,7 @@ from urllib.parse import quote
 
 from cepheid_ports import SingleFlight, TaskOwner, Worker
 from cepheid_rpc import Buffer, EntryGroup
-from cepheid_tiered.object_store import ObjectStore, join_url
+from cepheid_tiered.object_store import ObjectStore, StoreUrl, join_url
 from cepheid_tiered.segment import DamagedSegmentError, SegmentError, SegmentReader, SegmentSummary
 from cepheid_wire import TopicName
 
@@ -38,7 +38,9 @@ Schemas = Callable[[TopicName], Awaitable["Sequence[SchemaVersion]"]]
 """Returns the schema versions of a topic, oldest first; none if it has no schema."""
 
 _READ_SHARE = 2  # of the cache: row groups that were read to their ends
-_LOADS_AT_ONCE = 2  # row groups: until one is decoded, it is in memory twice
+_LOADS_AT_ONCE = 4  # row groups of a store: until one is decoded, it is in memory twice
+_STALE_USES = 200
+"""A value of a cache that was not used while others were used so often is removed before those that were read to their ends."""
 _MAX_FOOTER_BYTES = 64 << 20
 
 
@@ -46,8 +48,9 @@ _MAX_FOOTER_BYTES = 64 << 20
 class SegmentSettings:
     cache_bytes: int = 16 << 20
     """Entries of row groups that were fetched, of all readers together."""
-    footer_bytes: int = 16 << 20
-    """Footers of segments that are open, of all readers together."""
+    footer_bytes: int = 32 << 20
+    """Footers of segments that are open, of all readers together: about 1.7 MiB for each GiB of entries. One that is larger is kept
+    until the next footer is read."""
     cluster: str = ""
     """Id of the cluster, for the metadata of the files."""
 
@@ -79,12 +82,12 @@ class Segments:
         self._schemas = schemas
         self._settings = settings or SegmentSettings()
         self._new_token = new_token
-        self._footers: _Cache[str, Footer] = _Cache(self._settings.footer_bytes)
+        self._footers: _Cache[str, Footer] = _Cache(self._settings.footer_bytes, keeps_newest=True)
         self._groups: _Cache[tuple[str, int], Sequence[EntryGroup]] = _Cache(self._settings.cache_bytes)
         self._opening: SingleFlight[tuple[str, int], Footer] = SingleFlight("segment-footers", _closed)
         self._loading: SingleFlight[tuple[str, int, int], Sequence[EntryGroup]] = SingleFlight("segment-row-groups", _closed)
         self._prefetches = TaskOwner("segment-prefetch")
-        self._room = asyncio.Semaphore(_LOADS_AT_ONCE)
+        self._rooms: dict[str, asyncio.Semaphore] = {}  # by store: one that hangs must not hold up the others
         self._prefetching: dict[tuple[str, int], int] = {}  # with the bytes that they will take
 
     @property
@@ -198,7 +201,7 @@ class Segments:
         url, ledger_id, index = key
         footer = await self.footer(url, ledger_id)
         start, end = footer.raw_range(index)
-        async with self._room:
+        async with self._rooms.setdefault(StoreUrl.parse(url).root, asyncio.Semaphore(_LOADS_AT_ONCE)):
             data = await self._objects.get_range(url, start, end)
             pieces = await self._worker.run(lambda: load_row_group(url, footer, index, start, data))
         self._groups.put((url, index), pieces, sum(piece.size_bytes + 4 * len(piece) for piece in pieces))
@@ -274,11 +277,14 @@ class _Reader:
 
 
 class _Cache(Generic[K, V]):
-    """The values that were used last, up to a number of bytes. One that is larger alone is not kept."""
+    """The values that were used last, up to a number of bytes. A larger value is not kept, unless the cache keeps its newest."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, *, keeps_newest: bool = False) -> None:
         self._limit_bytes = limit_bytes
+        self._keeps_newest = keeps_newest
         self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._uses = 0
+        self._used: dict[K, int] = {}  # the number of its last use
         self._yielding: dict[K, int] = {}  # those that `yield_first` named, with their bytes
         self.held_bytes = 0
 
@@ -296,16 +302,20 @@ class _Cache(Generic[K, V]):
             return None
         self._values.move_to_end(key)
         self._yielding.pop(key, None)
+        self._note_use(key)
         return found[0]
 
     def put(self, key: K, value: V, size_bytes: int) -> None:
         self._remove(key)
-        if size_bytes > self._limit_bytes:
+        if size_bytes > self._limit_bytes and not self._keeps_newest:
             return
         self._values[key] = value, size_bytes
+        self._note_use(key)
         self.held_bytes += size_bytes
-        while self.held_bytes > self._limit_bytes:
-            self._remove(next(iter(self._yielding or self._values)))
+        while self.held_bytes > self._limit_bytes and len(self._values) > 1:
+            oldest = next(iter(self._values))
+            is_stale = self._uses - self._used[oldest] > _STALE_USES
+            self._remove(oldest if is_stale or not self._yielding else next(iter(self._yielding)))
 
     def yield_first(self, key: K) -> None:
         """Remove this one before those that were used before it. The last ones stay, in a share of the room."""
@@ -321,7 +331,12 @@ class _Cache(Generic[K, V]):
     def _remove(self, key: K) -> None:
         _, size_bytes = self._values.pop(key, (None, 0))
         self._yielding.pop(key, None)
+        self._used.pop(key, None)
         self.held_bytes -= size_bytes
+
+    def _note_use(self, key: K) -> None:
+        self._uses += 1
+        self._used[key] = self._uses
 
 
 async def close_source(source: object) -> None:

@@ -240,15 +240,15 @@ class LoadBalancer:
                 pass
 
     async def _round(self, settings: BalanceSettings) -> bool:
-        """Return whether there was more to move than one round may."""
+        """Return whether the next round should follow soon: this one moved as much as a round may, and every broker answers."""
         async with self._acting:
             self._rounds += 1
             await self._hear()
             plan = self._memory.plan(await self._states(), _rules(settings), self._may_serve, self._may_stay)
             self._log_notes(plan)
-            if settings.enabled:
-                await self._perform(plan)
-            return settings.enabled and len(plan.moves) >= settings.moves_at_once
+            outcomes = await self._perform(plan) if settings.enabled else []
+            moved = sum(isinstance(outcome.action, Move) and not outcome.error for outcome in outcomes)
+            return moved >= settings.moves_at_once and not self._silent
 
     def _forget(self) -> None:
         self._memory = BalanceMemory()

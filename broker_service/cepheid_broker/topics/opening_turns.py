@@ -3,12 +3,15 @@
 Rules
 1. Waiting openings are served in the order of requests. The limit leaves room in each turn of the loop for publishing.
 2. An opening that has taken `LONGEST_S` no longer counts: topics whose bookies are away must not hold up all others.
+3. A bundle that is released does not wait for the turns of its topics (`hurry`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections.abc import Callable
+
+from cepheid_wire import TopicName
 
 AT_ONCE = 128
 """Enough to keep the loop busy while openings wait for metadata and bookies. Without a limit, 4,084 topics of a killed broker were
@@ -23,23 +26,24 @@ class OpeningTurns:
         self._at_once = at_once
         self._given = 0
         self._taken: dict[int, float] = {}  # since when, in loop time; the oldest first
-        self._waiting: deque[asyncio.Future[int]] = deque()
+        self._waiting: dict[asyncio.Future[int], TopicName] = {}  # in the order of requests
         self._timer: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
         return f"<OpeningTurns {len(self._taken)} taken, {len(self._waiting)} waiting>"
 
-    async def take(self) -> int:
+    async def take(self, topic: TopicName) -> int:
         """Wait for a turn and return its number for `give_back`. Returns at once below the limit."""
         self._drop_slow()
-        if len(self._taken) < self._at_once:
+        if not self._waiting and len(self._taken) < self._at_once:
             return self._begin()
         turn: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._waiting.append(turn)
-        self._arm()
+        self._waiting[turn] = topic
+        self._serve()
         try:
             return await turn
         except asyncio.CancelledError:
+            self._waiting.pop(turn, None)
             if turn.done() and not turn.cancelled():
                 self.give_back(turn.result())
             raise
@@ -47,6 +51,13 @@ class OpeningTurns:
     def give_back(self, turn: int) -> None:
         self._taken.pop(turn, None)
         self._serve()
+
+    def hurry(self, wanted: Callable[[TopicName], bool]) -> None:
+        """Serve these topics now, beyond the limit."""
+        for turn in [turn for turn, topic in self._waiting.items() if wanted(topic)]:
+            del self._waiting[turn]
+            if not turn.done():
+                turn.set_result(self._begin())
 
     def _begin(self) -> int:
         self._given += 1
@@ -61,7 +72,8 @@ class OpeningTurns:
 
     def _serve(self) -> None:
         while self._waiting and len(self._taken) < self._at_once:
-            turn = self._waiting.popleft()
+            turn = next(iter(self._waiting))
+            del self._waiting[turn]
             if not turn.done():
                 turn.set_result(self._begin())
         self._arm()

@@ -143,8 +143,8 @@ class Topics:
         """Return an error instead of raising it: all waiting callers receive it, and the task itself has not failed."""
         turn = None
         try:
-            if name not in self._hasty:
-                turn = await self._turns.take()
+            if name not in self._hasty and name not in self._retry:  # one that failed before pauses, and may fail again
+                turn = await self._turns.take(name)
                 self._check_not_stopping(name)
                 self._check_owned(name)  # opening a topic that another broker owns by now would stop it there
             if (policies := await self._follow(name, exists)) is None:
@@ -325,6 +325,7 @@ class Topics:
             return [name for name in known if bundle.holds(name) and name not in self._prepared]
 
         while names := left():
+            self._turns.hurry(bundle.holds)
             await asyncio.gather(*map(unload, names))
             if any(map(self.ownership.owns, names)):
                 return
@@ -332,6 +333,7 @@ class Topics:
     async def hand_over(self, bundle: Bundle, heir: Heir, reason: str) -> bool:
         """Hand the topics over in groups, those with clients first, so that a producer waits only for its own group. Raises as
         `Heir`."""
+        self._turns.hurry(bundle.holds)
         await self.wait_until_settled([name for name in (*self._opening, *self._closing) if bundle.holds(name)])
         names = [name for name, topic in self._open.items() if bundle.holds(name) and not topic.closed]
         names = [name for name in names if name not in self._prepared]
