@@ -1,4 +1,4 @@
-"""The blocking half of the journal: appends batches to preallocated segments. Runs in the journal's worker thread only.
+"""The blocking part of the journal: append batches to preallocated segments. Runs only in the journal's worker thread.
 
     write_batch ──► [roll] ──► pwritev at an aligned offset ──► sync ──► position
     roll: create under another name, preallocate, sync ──► header with the size, sync ──► rename, sync_dir
@@ -194,7 +194,7 @@ class JournalWriter:
         self._nonce = b""
 
     def write_batch(self, parts: Sequence[Buffer], size_bytes: int, records: int) -> JournalPosition:
-        """Makes the records durable and returns the position behind them.
+        """Make the records durable and return the position after them.
 
         Raises JournalSpaceError (nothing happened) or OSError (the journal must not be used again).
         """
@@ -233,7 +233,7 @@ class JournalWriter:
             self._file = None
 
     def _mark_start(self, save: Callable[[JournalPosition], None]) -> None:
-        """Raises JournalSpaceError when the data disk has no room for the mark."""
+        """Save the first mark. Raises JournalSpaceError if the data disk has no room for it."""
         try:
             save(JournalPosition(self._sequence, self._segment_id, self._offset))
         except OSError as error:
@@ -247,7 +247,7 @@ class JournalWriter:
         file.sync()
 
     def _zero_ahead(self, file: DiskFile, batch_bytes: int) -> int:
-        """Write zeros behind a batch unless there are enough. Return up to where there are zeros once the file is synced."""
+        """Write zeros after a batch unless there are enough. Return the end of the zeros once the file is synced."""
         end, ahead_bytes = self._offset + batch_bytes, max(self._ahead_bytes, batch_bytes)
         if self._zeroed_to >= min(end + ahead_bytes, self._size_bytes):
             return self._zeroed_to
