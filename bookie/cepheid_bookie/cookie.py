@@ -254,8 +254,8 @@ def _is_index(where: str) -> bool:
 
 
 def is_reborn(mine: Cookie, places: Mapping[str, Found], recorded: Cookie) -> bool:
-    """Return whether an operator's statement that the disks are lost is true. Raises CookieError if data of the recorded
-    incarnation is left. A complete bookie needs no rebirth."""
+    """Return whether an operator's statement that the disks are lost applies: they are empty. Raises CookieError if data is left.
+    A complete bookie needs no rebirth."""
     for where, found in places.items():
         if found.cookie is not None:
             _check_owner(mine, found.cookie, where)

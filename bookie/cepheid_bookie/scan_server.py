@@ -78,7 +78,7 @@ _STRANGERS = 128
 """Maximum of connections without a token yet. The Unix socket has as many again, so that other machines cannot use them up."""
 _STRANGERS_PER_ADDRESS = 32
 _SHARE_OF_ADDRESS = 2
-"""One address may have this fraction of all connections, since several Spark executors may share it."""
+"""One address may have at most one part in this many of all connections, since several Spark executors may share it."""
 _NOBODY = 65534
 """Of this user may be processes of several users: where a number has no name in a container, Linux shows it as this one."""
 
