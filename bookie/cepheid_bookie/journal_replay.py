@@ -2,19 +2,19 @@
 
 Batches are written one at a time, each after the one before was synced (journal_writer.py, rule 1). So a damaged batch is
 
-    an earlier one         an intact header with a higher sequence behind it, or a later segment that begins above it
+    an earlier one         an intact header with a higher sequence after it, or a later segment that begins above it
                                                                                               → JournalCorruptError
     the last one written   torn, if a crash explains what is there (`journal_tail.py`)       → cut there
                            damaged, if not, or if the segment is shorter than its header says or than the mark needs
                                                                                               → cut there, and reported
 
 Rule 1: torn batches are cut whole; nothing of them was answered.
-Rule 2: damage of synced data is never skipped in silence: it may hide acknowledged entries and fences. With intact batches behind
-it, it stops the start. At the end of the journal it is `report.damage`: what was lost is not known, and the caller must not deny
+Rule 2: damage of synced data is never skipped silently: it may hide acknowledged entries and fences. If intact batches follow it,
+it fails the start. At the end of the journal it is `report.damage`: what was lost is unknown, and the caller must not deny
 it (`opening.py`, rule 3).
-Rule 3: what is read here is made durable first. A crash of the process alone leaves batches and names that the system has and the
-disk does not: what this start builds on must not be lost by the next power loss. The header that the new mark will point behind
-is written again: after a sync that failed, the system shows bytes that later syncs do not write.
+Rule 3: everything read here is made durable first. A crash of the process alone leaves batches and names that the system has but
+the disk does not: the next power loss must not remove what this start builds on. The header that the new mark will point past
+is written again: after a failed sync, the system shows bytes that later syncs do not write.
 Rule 4: entries bypass the fence: a fence earlier in the log must not drop later recovery adds.
 """
 
