@@ -1,4 +1,4 @@
-"""Moves what the journal holds into entry log and index, then lets go of the journal. The order is the whole point:
+"""Move the journal's contents into entry log and index, then release the journal. The order is essential:
 
     C0 take mark M = journal's durable position ┐ one turn of the loop
     C1 swap the write cache, take dirty records ┘
@@ -9,8 +9,8 @@
     C6 save M (synced, renamed, directory synced)
     C7 delete journal segments wholly below the older of the two saved marks, or keep them as spare ones (journal_writer.py, rule 6)
 
-Rule 1: M is taken before the swap and never again: what is admitted later is in the other half, and above M or without an answer.
-Rule 2: an empty cache is no empty checkpoint: fences and LACs are dirty records, and written before M is saved.
+Rule 1: M is taken before the swap and only then: later admissions are in the other half, and above M or not answered.
+Rule 2: a checkpoint of an empty cache may not be empty: fences and LACs are dirty records, and written before M is saved.
 Rule 3: one checkpoint at a time. A failed flush keeps its half and its M: a full disk is retried, anything else stops the bookie.
 Rule 4: C7 only after C6 is durable.
 Rule 5: what a half's blocks take of the entry log is written once, however often the index refuses them (apache/bookkeeper#4114);
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class FlushStore:
-    """The blocking steps. Runs in the flush thread only (and in replay, before the bookie serves)."""
+    """The blocking steps. Runs only in the flush thread, and in replay before the bookie serves."""
 
     def __init__(
         self, logs: EntryLogWriter, index: BlockIndex, mark: MarkFile, journal_disk: Disk, spares: SpareSegments | None = None
@@ -54,7 +54,7 @@ class FlushStore:
         self._unindexed: tuple[Half, list[BlockRef]] | None = None  # in the log, and refused by the index
 
     def flush(self, half: Half, records: Mapping[int, LedgerRecord]) -> None:
-        """C2 to C5. Of the same half again after an OSError: C2 and C3 are done, if they were."""
+        """Carry out C2 to C5. After an OSError call it again with the same half: C2 and C3 are not repeated if they succeeded."""
         ledgers = list(half.ledgers.items())  # one step: the loop may drop a deleted ledger meanwhile
         if self._unindexed is not None and self._unindexed[0] is half:
             blocks = [block for block in self._unindexed[1] if block.ledger_id in half.ledgers]  # rule 5
@@ -77,7 +77,7 @@ class FlushStore:
         return self._mark.older
 
     def save_mark(self, mark: JournalPosition) -> None:
-        """C6 and C7."""
+        """Carry out C6 and C7."""
         self._mark.save(mark)
         for name in self._journal_disk.listdir("journal"):
             segment_id = parse_segment_name(name)
@@ -88,7 +88,7 @@ class FlushStore:
 
 
 class Checkpointer:
-    """The loop's half: when, in which order, and what to do when it fails.
+    """The part in the event loop: when to checkpoint, in which order, and what to do after a failure.
 
     `on_room` is called when a half was released, `on_full(bool)` when the data disk turned out full or has space again,
     `on_failed(error)` when the bookie must stop.
@@ -135,15 +135,15 @@ class Checkpointer:
 
     @property
     def clean(self) -> bool:
-        """Nothing is anywhere that a restart would have to replay."""
+        """Whether a restart would have nothing to replay."""
         return (
             not self._running and self._cache.used_bytes == 0 and not self._ledgers.has_dirty and self.mark == self._journal.durable
         )
 
     def touch(self) -> None:
-        """A batch of the journal is done: a checkpoint follows within the interval. Cheap; no timer runs in an idle bookie.
+        """Note that a journal batch is done, so that a checkpoint follows within the interval. Cheap; an idle bookie has no timer.
 
-        What a batch holds was in the cache, and the records dirty, before: nothing stays behind for want of a later touch.
+        The batch's entries were in the cache, and its records dirty, before. So the checkpoint includes them without a later touch.
         """
         if self._timer is None and not self._closed:
             self._timer = asyncio.get_running_loop().call_later(self._settings.checkpoint_interval_s, self._on_timer)
@@ -151,14 +151,14 @@ class Checkpointer:
             self.request()
 
     def request(self) -> None:
-        """Starts a checkpoint, or another one after the running one."""
+        """Start a checkpoint, or another one after the running one."""
         if self._running:
             self._requested = True
         elif not self._backing_off:
             self._start()
 
     def make_room(self) -> bool:
-        """Called when the active half is full: True when it was swapped for an empty one."""
+        """Swap a full active half for an empty one, and return whether that was possible."""
         if self._running:
             self._requested = True
         elif not self._backing_off:
@@ -177,7 +177,7 @@ class Checkpointer:
             self._save_mark(self.mark, on_error=self._on_not_released)
 
     async def run(self) -> None:
-        """One checkpoint from now on, or the end of the running one. Raises what made it fail."""
+        """Wait for a new checkpoint, or the end of the running one. Raises the error of a failed one."""
         if not self._running:
             self._start()
         if self._running:
@@ -186,7 +186,7 @@ class Checkpointer:
             await done
 
     def stop(self, error: BaseException | None = None) -> None:
-        """No checkpoint ends or begins any more; who waits for one hears `error`."""
+        """Let no checkpoint begin or end any more. Callers that wait for one get `error`."""
         self._closed = True
         self._tell_waiters(error or asyncio.CancelledError())
         if self._timer is not None:
@@ -246,7 +246,7 @@ class Checkpointer:
         self._worker.submit(lambda: self._store.save_mark(mark), on_done)
 
     def _on_not_released(self, error: BaseException) -> None:
-        """No room for a mark that is saved already: the next look at free space tries it again."""
+        """Handle a full disk when saving a mark again: the next check of free space retries."""
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             self._on_marked()
         else:

@@ -1,4 +1,4 @@
-"""Whose directories these are. A bookie that lost a disk must not start as if it were whole: it would deny what it acknowledged.
+"""Check whose directories these are. A bookie that lost a disk must not start normally: it would deny acknowledged entries.
 
     VERSION file in journal and data directory, stamp in the index      cookie in metadata
     all stamped alike                                                   the same              → start
@@ -11,8 +11,8 @@
     all stamped alike                                                   none                  → adopted: newer than the backup
     all stamped alike                                                   another incarnation   → adopted, into limbo
 
-Stamping goes directories first, metadata last: what a crash leaves of a new bookie is provably new and empty, and starts; what it
-leaves of a rebirth is refused like a blank disk until metadata knows the new incarnation, with its watermark, and then is in limbo.
+Directories are stamped first, metadata last. After a crash, a new bookie is provably new and empty, and starts; a rebirth is
+refused like a blank disk until metadata has the new incarnation with its watermark, and then starts in limbo.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class BookieIdentity:
 
 @dataclass(frozen=True, slots=True)
 class Cookie:
-    """`incarnation` is random, drawn when the directories were stamped: an empty disk under a known bookie id is another one.
+    """The stamp of a bookie's directories. `incarnation` is random, so that an empty disk under a known bookie id is another one.
 
     `limbo_below` is 0 for a bookie that never lost anything; see `limbo.py`.
     """
@@ -75,7 +75,7 @@ class Cookie:
 
     @property
     def registered_as(self) -> str:
-        """Another one for brokers whenever it lost something, also when it kept its incarnation (an old copy of its disks)."""
+        """Incarnation as brokers see it. It changes with every loss, even if the disks keep theirs (an old copy of them)."""
         return f"{self.incarnation}.{self.limbo_below}" if self.limbo_below else self.incarnation
 
     def reborn(self, limbo_below: int) -> Cookie:
@@ -87,31 +87,31 @@ class Cookie:
 
 
 class CookieRecords(Protocol):
-    """Metadata's side. Raises when it cannot tell; None means: certainly no such record."""
+    """A bookie's cookie in metadata. Methods raise if metadata cannot be read; None means that there is no such record."""
 
     async def load(self, bookie_id: str) -> Cookie | None: ...
 
     async def create(self, cookie: Cookie) -> None: ...
 
     async def replace(self, recorded: Cookie, cookie: Cookie) -> None:
-        """Compare-and-set: raises when the record is not of `recorded`'s incarnation any more."""
+        """Replace the record by compare-and-set. Raises if it no longer has `recorded`'s incarnation."""
 
     async def decommissioned(self, bookie_id: str) -> str | None:
         """Return the incarnation that was emptied and forgotten, if no other one has started since."""
 
     async def is_named(self, bookie_id: str) -> bool:
-        """Return whether a ledger names this bookie, deleted ones that can be brought back included. Raises when it cannot tell."""
+        """Return whether a ledger names this bookie, including deleted ones that can be restored. Raises if that is unknown."""
 
     async def is_restored(self) -> bool:
-        """Metadata was restored from a backup, which may be older than these disks, and no operator has confirmed that yet."""
+        """Return whether metadata was restored from a backup, maybe older than these disks, and no operator has confirmed that."""
 
     async def next_ledger_id(self) -> int:
-        """No ledger id from here on was ever given out, not even in a block that its owner has not used up."""
+        """Return the id from which on no ledger id was ever allocated, not even in a partly used block of ids."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a start finds in one place."""
+    """The state of one place at a start."""
 
     cookie: Cookie | None
     has_data: bool
@@ -150,12 +150,12 @@ def stamped_cluster(directory: Path) -> str | None:
 
 
 def is_stamped(disk: Disk) -> bool:
-    """A bookie has started on it before."""
+    """Return whether a bookie has started on this disk before."""
     return disk.exists(_FILE)
 
 
 def has_data_files(disk: Disk) -> bool:
-    """Return whether there are entry logs or a log mark on this disk: it is that of a data directory."""
+    """Return whether this disk has entry logs or a log mark, as data directories do."""
     return any(map(disk.exists, MARK_FILES)) or (disk.exists("entrylog") and bool(list_logs(disk)))
 
 
@@ -193,9 +193,9 @@ def save_cookie(disk: Disk, cookie: Cookie) -> None:
 
 
 def decide(mine: Cookie, places: Mapping[str, Found], recorded: Cookie | None, *, asked: bool) -> tuple[Cookie, bool]:
-    """The cookie to start with, and whether it has to be stamped. Raises CookieError with the exact reason.
+    """Return the cookie to start with, and whether to stamp it. Raises CookieError with the exact reason.
 
-    `mine` carries the configured ids and a fresh incarnation. `asked` is False when there is no metadata to compare with.
+    `mine` has the configured ids and a new incarnation. `asked` is False if there is no metadata to compare with.
     """
     for where, found in places.items():
         if found.cookie is not None:
@@ -238,7 +238,7 @@ def decide(mine: Cookie, places: Mapping[str, Found], recorded: Cookie | None, *
 
 
 def _without_directory(with_data: list[str]) -> str:
-    """Return what to do when a directory is lost, and these places have data all the same."""
+    """Return what to do if a directory is lost but these places have data."""
     if not with_data:
         return f"{_LOST_FOR_GOOD} {_ACCEPT}, or under a new bookie id"
     return f"{_LOST_FOR_GOOD} move the contents of {_directories(with_data)} away as well and {_ACCEPT}"
@@ -254,8 +254,8 @@ def _is_index(where: str) -> bool:
 
 
 def is_reborn(mine: Cookie, places: Mapping[str, Found], recorded: Cookie) -> bool:
-    """Whether an operator's word that the disks are lost applies: nothing is left of what metadata knows. Raises CookieError
-    when something is. A whole bookie needs no rebirth."""
+    """Return whether an operator's statement that the disks are lost applies: they are empty. Raises CookieError if data is left.
+    A complete bookie needs no rebirth."""
     for where, found in places.items():
         if found.cookie is not None:
             _check_owner(mine, found.cookie, where)
@@ -271,7 +271,7 @@ def is_reborn(mine: Cookie, places: Mapping[str, Found], recorded: Cookie) -> bo
 
 
 def adoptable(mine: Cookie, places: Mapping[str, Found], recorded: Cookie | None) -> Cookie | None:
-    """Return the cookie of whole directories that restored metadata does not know; None: it knows them, or they are not whole.
+    """Return the cookie of complete directories that restored metadata does not know; None if known or incomplete.
 
     Raises CookieError when they are of another bookie or cluster.
     """
@@ -288,7 +288,7 @@ def adoptable(mine: Cookie, places: Mapping[str, Found], recorded: Cookie | None
 def is_left_over(mine: Cookie, places: Mapping[str, Found], decommissioned: str) -> bool:
     """Return whether all data in these directories is of the incarnation that was decommissioned.
 
-    A start that was interrupted while it emptied them leaves places without data, which may be stamped already, or not any more.
+    If a start was interrupted while emptying them, some places have no data, and may or may not be stamped.
     Raises CookieError when they are of another bookie or cluster.
     """
     for where, found in places.items():

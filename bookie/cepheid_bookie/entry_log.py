@@ -1,14 +1,14 @@
-"""Entry logs: append-only files of blocks, many ledgers together. A flush appends, ledger by ledger, and syncs.
+"""Entry logs: append-only files with blocks of many ledgers. A flush appends blocks, ledger by ledger, and syncs.
 
     entrylog/0000002a.log = header (4096) │ flush: block │ block │ …  zeros to 4096 │ flush: block │ …
 
 Header, 24 bytes: magic "CPHDELOG" (8), format version (4), CRC32C of the last 8 (4), log id (8); little-endian.
 
-Rule 1: a block may be indexed only after `append` returned: its bytes, and the file's name, are synced then.
-Rule 2: every flush begins at a multiple of 4096: no synced sector is ever written again.
-Rule 3: after a failed flush, and after a start, a new file is begun: nobody needs to know what the old tail holds.
-Rule 4: log ids go up from the largest on disk, never from a counter. Within a process none is given twice: a reader may still have
-the file of a deleted log open.
+Rule 1: a block may be indexed only after `append` has returned: its bytes, and the file's name, are synced then.
+Rule 2: every flush begins at a multiple of 4096, so that no synced sector is ever written again.
+Rule 3: after a failed flush, and after a start, a new file begins, so that the contents of the old tail do not matter.
+Rule 4: log ids increase from the largest on disk, never from a stored counter. No id is used twice within a process: a reader may
+still have the file of a deleted log open.
 
 Compaction copies blocks into logs of its own (`CopiedLog`), in another thread; both writers take their ids from one `LogIds`.
 """
@@ -36,7 +36,7 @@ LOG_HEADER_BYTES = _ALIGNMENT
 _MAGIC = b"CPHDELOG"
 _HEADER = struct.Struct("<8sIIQ")
 _VERSION = LOG_VERSION = 1
-_WRITE_BYTES = 1 << 20  # gathered per pwritev, and synced: one large sync would hold up the journal's small ones
+_WRITE_BYTES = 1 << 20  # written and synced at a time: one large sync would delay the journal's small ones
 
 
 def log_path(log_id: int) -> str:
@@ -48,7 +48,8 @@ def list_logs(disk: Disk) -> list[int]:
 
 
 def dead_logs(disk: Disk, index: BlockIndex) -> list[int]:
-    """To which nothing refers, by the whole index: a second or so for a million blocks. The writer may need some of them yet."""
+    """Return the logs without a block in the index, by reading all of it: about a second for a million blocks. The writer may still
+    need some of them."""
     living = {block.log_id for block in index.blocks()}
     return [log_id for log_id in list_logs(disk) if log_id not in living]
 
@@ -59,8 +60,8 @@ def _encode_header(log_id: int) -> bytes:
 
 
 def decode_log_header(data: bytes, log_id: int) -> int | None:
-    """Return the format version, or None when the bytes are not the intact header of this log. Its checksum does not cover the
-    version, so an unknown one may be damage, too."""
+    """Return the format version, or None if the bytes are not the intact header of this log. The checksum does not cover the
+    version, so an unknown one may also be damage."""
     if len(data) < _HEADER.size:
         return None
     magic, version, crc, found_id = _HEADER.unpack_from(data)
@@ -81,21 +82,21 @@ def _create_log(disk: Disk, log_id: int) -> DiskFile:
 
 
 class LogIds:
-    """Gives out the ids of new logs, each once, to the threads that write them (rule 4)."""
+    """Assigns the ids of new logs, each once, for all threads that write logs (rule 4)."""
 
     def __init__(self, disk: Disk) -> None:
         self._lock = threading.Lock()
         self._next = max(list_logs(disk), default=0) + 1
 
     def take(self) -> int:
-        """Return the id of a log that is about to be created."""
+        """Return the id for a new log."""
         with self._lock:
             self._next += 1
             return self._next - 1
 
 
 class EntryLogWriter:
-    """Blocking; used by the flush thread only. `ids` is for every thread."""
+    """Writes the blocks of flushes. Blocking; used only by the flush thread, except for `ids`, which all threads use."""
 
     def __init__(self, disk: Disk, *, block_bytes: int, log_bytes: int) -> None:
         self._disk = disk
@@ -120,15 +121,15 @@ class EntryLogWriter:
         return self._offset if self._file is not None else 0
 
     def is_needed(self, log_id: int) -> bool:
-        """Whatever the index says: it is being written, or its blocks are on their way to the index."""
+        """Return whether the log is being written or its blocks are not indexed yet, so that it must stay."""
         return log_id == self.current_log_id or log_id in self._unindexed
 
     def closed_logs(self) -> list[int]:
-        """Return the logs on disk that this writer is done with: it never again adds a block to one of them."""
+        """Return the logs on disk to which this writer will not add another block."""
         return [log_id for log_id in list_logs(self._disk) if not self.is_needed(log_id)]
 
     def append(self, ledgers: Iterable[tuple[int, CachedLedger]]) -> list[BlockRef]:
-        """Writes the ledgers' groups as blocks and syncs them. After an OSError nothing of this call is to be indexed."""
+        """Write the ledgers' groups as blocks and sync them. After an OSError index no block of this call."""
         log_id, size_bytes = self.current_log_id, self._offset
         self._created = []
         try:
@@ -141,7 +142,7 @@ class EntryLogWriter:
         return blocks
 
     def on_indexed(self) -> None:
-        """All blocks of the last `append` are in the index."""
+        """Note that all blocks of the last `append` are in the index."""
         self._unindexed = frozenset()
 
     def close(self) -> None:
@@ -192,7 +193,7 @@ class EntryLogWriter:
         self._offset = LOG_HEADER_BYTES
 
     def _abandon(self, log_id: int, size_bytes: int) -> None:
-        """Gives back the space of a failed flush, as far as the disk lets us: nothing refers to what it wrote. Leaves the log."""
+        """Close the log after a failed flush, and free the unreferenced space that it wrote, as far as the disk permits."""
         self.close()
         self._offset = 0
         with suppress(OSError):
@@ -208,9 +209,9 @@ class EntryLogWriter:
 
 
 class CopiedLog:
-    """A log of blocks that were copied from other logs, as they are. Blocking; used by one thread at a time.
+    """A log of blocks copied unchanged from other logs. Blocking; used by one thread at a time.
 
-    Nothing refers to it before it is finished, so whatever goes wrong until then, its file can be deleted.
+    Nothing refers to it before it is finished, so its file can be deleted after any failure until then.
     """
 
     def __init__(self, disk: Disk, log_id: int) -> None:
@@ -234,12 +235,12 @@ class CopiedLog:
             copies.append(block._replace(log_id=self.log_id, offset=offset))
             offset += len(data)
         self._file.pwritev([data for _, data in blocks], self.size_bytes)
-        self._file.sync()  # in small steps: one large sync would hold up the journal's small ones
+        self._file.sync()  # in small steps: one large sync would delay the journal's small ones
         self.size_bytes = offset
         return copies
 
     def finish(self) -> None:
-        """Everything in it is durable when this returns, and its name. Raises OSError; abandon the log then."""
+        """Make the log's contents and name durable. Raises OSError; abandon the log then."""
         assert self._file is not None, "the log is finished"
         self._file.sync()
         self._disk.sync_dir("entrylog")
@@ -247,7 +248,7 @@ class CopiedLog:
         self._file = None
 
     def abandon(self) -> None:
-        """Give its space back, as far as the disk permits."""
+        """Delete the log, as far as the disk permits."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -260,7 +261,7 @@ OnReadError = Callable[[int, int, OSError], None]
 
 
 class EntryLogReader:
-    """Reads whole blocks; called by reader threads. Keeps up to `open_logs` files open, closes none that is in use."""
+    """Reads blocks, in any reader thread. Keeps up to `open_logs` files open, and closes none that is in use."""
 
     def __init__(self, disk: Disk, *, open_logs: int, on_error: OnReadError = lambda log_id, offset, error: None) -> None:
         self._disk = disk
@@ -326,7 +327,7 @@ class EntryLogReader:
         return data
 
     def read_once(self, log_id: int, size_bytes: int, offset: int) -> bytes:
-        """Like `read_bytes`, for data that nobody will read again soon: it is dropped from the page cache. Raises OSError."""
+        """Like `read_bytes`, but drop the data from the page cache, since it will not be read again soon. Raises OSError."""
         log = self._take(log_id)
         try:
             data = self._pread(log, log_id, size_bytes, offset)
@@ -338,11 +339,11 @@ class EntryLogReader:
         return data
 
     def share(self, log_id: int) -> int:
-        """A descriptor for another process. Raises OSError, for a log that is gone too."""
+        """Return a descriptor for another process. Raises OSError, also for a deleted log."""
         return self._disk.share(log_path(log_id))
 
     def forget(self, log_id: int) -> None:
-        """The log was deleted: its space comes back when it is closed. After the deletion, else a reader may open it again."""
+        """Close a deleted log, which frees its space. Call after the deletion, or a reader may open it again."""
         with self._lock:
             log = self._files.pop(log_id, None)
             if log is not None:

@@ -1,4 +1,4 @@
-"""A bookie's door to the network: gRPC streams on one side, the storage code on the other.
+"""A bookie's gRPC server, which passes requests to the storage code.
 
     Add stream:  read message ──► verify digests ──► Bookie.add ──► journal ──► on_answers ──► one answer message per loop turn
                      ▲                                                              │
@@ -6,18 +6,18 @@
 
 Rule 1: a damaged group never reaches the storage; it is answered BAD_DIGEST, which may overtake answers of earlier groups of its
 ledger (a refusal fails the bookie for that ledger in any case) but never follows those of later ones.
-Rule 2: what a client sends ahead is bounded per stream: the server stops reading, HTTP/2 stops the client's writes.
-Rule 3: answers of reads are sent in pieces of 256 KiB, one per turn of the loop: an add waits for one piece, however many readers
-there are. Encoding and sending 1 MB takes the loop half a millisecond, in pieces as much as in one.
-Rule 4: the role of the caller's certificate is asked for before anything of a request is looked at (access.py). What is refused is
-then looked at for the audit log alone.
-Rule 5: fences and first reads of recoveries share a stream: a call for each costs more than what it asks for. They are answered as
-they are done, whatever came before them. An answer has one piece of a read; the client asks for more with a call. A large one
-holds its place until it was sent, so that a client that does not read gets no more than a few pieces read.
-Rule 6: a call with a certificate that is revoked, or has expired since the handshake, is refused. Streams end then, after what was
-admitted is answered; brokers whose certificate was exchanged in time have another stream by then
-(cepheid_ledger/grpc_connection.py). gRPC itself knows no revocation lists.
-Rule 7: a stop ends reading first, waits for what was admitted, sends its answers, and then ends the streams.
+Rule 2: unanswered bytes of a client are bounded per stream: the server stops reading, and HTTP/2 stops the client's writes.
+Rule 3: answers of reads are sent in pieces of 256 KiB, one per turn of the loop, so that an add waits for one piece, however many
+readers there are. Encoding and sending 1 MB takes the loop half a millisecond, whole or in pieces.
+Rule 4: the role in the caller's certificate is checked before a request is decoded (access.py). A refused request is then decoded
+only for the audit log.
+Rule 5: fences and first reads of recoveries share a stream: a call for each would cost more than the request itself. They are
+answered when they are done, in any order. An answer has one piece of a read; the client requests more with a call. A large answer
+keeps its place until it was sent, so that for a client that does not read only a few pieces are read.
+Rule 6: a call with a certificate that is revoked, or has expired since the handshake, is refused. Streams then end after admitted
+requests were answered; brokers whose certificate was replaced in time have another stream by then
+(cepheid_ledger/grpc_connection.py). gRPC itself does not support revocation lists.
+Rule 7: to stop, the server stops reading, waits for admitted requests, sends their answers, and then ends the streams.
 """
 
 from __future__ import annotations
@@ -86,27 +86,27 @@ log = logging.getLogger(__name__)
 Context = Any  # grpc.aio.ServicerContext, whose stubs know neither read nor EOF
 _PIECE_BYTES = 256 << 10
 _RECOVERIES_AT_ONCE = 1_000
-"""Requests of one stream that are being worked on; the next one waits."""
+"""Maximum of concurrent requests of one stream; the next one waits."""
 _UNSENT_BYTES = 16 * _PIECE_BYTES
-"""Answers of one stream of recoveries that wait to be sent; the next request waits."""
+"""Limit of unsent answers of one stream of recoveries; beyond it the next request waits."""
 _READS_AT_ONCE = _UNSENT_BYTES // _PIECE_BYTES
-"""Reads of one stream of recoveries that run, or wait to be sent; so their answers fit `_UNSENT_BYTES`."""
+"""Maximum of reads of one stream of recoveries that run or wait to be sent, so that their answers fit `_UNSENT_BYTES`."""
 _SMALL_READ_BYTES = _UNSENT_BYTES // _RECOVERIES_AT_ONCE
 """Answers of reads that need neither a turn of the loop nor a place until they were sent: as many as there may be fit
 `_UNSENT_BYTES` as well. Most are, and they share messages."""
 _DENIAL_WAITS_S = 10.0
-"""For the first message of a stream of adds or of recoveries that is denied."""
+"""How long a denied stream of adds or recoveries waits for its first message."""
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
 _CERTIFICATE_LOOKS_S = 10.0
-"""Between looks whether the certificate of a stream's client has expired or is revoked. The wall clock may be set."""
+"""Interval of checks whether the certificate of a stream's client has expired or is revoked. The wall clock may be set."""
 _EXPIRED = "the certificate of this connection has expired: connect again with a new one"
 
 _Callers = Mapping[type[LacRequest] | type[ReadRequest], Caller]
-"""The caller of a stream of recoveries, by the kind of request."""
+"""Caller of a stream of recoveries, by the kind of request."""
 
 
 class ServedBookie(Protocol):
-    """What the server needs of the storage code."""
+    """The methods of the storage code that the server calls."""
 
     def add(self, requests: Sequence[AddRequest], on_answers: Callable[[Sequence[AddAnswer]], None]) -> None: ...
 
@@ -167,7 +167,7 @@ class BookieServer:
         return sum(stream.in_flight_bytes for stream in self._add_streams)
 
     async def start(self) -> None:
-        """Open all ports. Closes those that it opened when it fails or is cancelled. Raises PortInUseError."""
+        """Open all ports, or none if it fails or is cancelled. Raises PortInUseError."""
         keep_large_buffers()
         server = grpc.aio.server(options=server_options(self._max_connections(), self._settings.handshake_timeout_s))
         server.add_generic_rpc_handlers((self._handlers(),))
@@ -181,7 +181,7 @@ class BookieServer:
             starting = asyncio.ensure_future(server.start())
             await asyncio.shield(starting)  # a gRPC server whose start is cancelled has opened its ports, and fails
         except BaseException:
-            # A second cancellation does not break this off.
+            # Shielded from a second cancellation.
             await asyncio.shield(asyncio.ensure_future(self._end_start(server, starting)))
             raise
         self._server = server
@@ -198,7 +198,7 @@ class BookieServer:
         await server.stop(None)
 
     def _listen(self, server: grpc.aio.Server, port: int, credentials: Any) -> int:
-        """Return the port. Raises PortInUseError."""
+        """Listen, and return the port. Raises PortInUseError."""
         address = host_port(self._host, port)
         try:
             return server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
@@ -206,7 +206,7 @@ class BookieServer:
             raise PortInUseError(f"cannot listen on {self._host}:{port}: {error}", port=port) from error
 
     async def aclose(self) -> None:
-        """Stops taking requests; what was admitted is answered first, within the grace of the settings."""
+        """Stop reading requests, answer admitted ones within the grace time of the settings, and close the ports."""
         server, self._server = self._server, None
         if server is None:
             return
@@ -238,7 +238,7 @@ class BookieServer:
     def _with_valid_certificate(
         self, method: str, serve: Callable[[Any, Context], Awaitable[Any]]
     ) -> Callable[[Any, Context], Awaitable[Any]]:
-        """Return `serve`, for callers whose certificate holds (rule 6)."""
+        """Return `serve` for callers with a valid certificate; others are refused (rule 6)."""
 
         async def checked(request: Any, context: Context) -> Any:
             certificate = peer_certificate(context.auth_context())
@@ -249,7 +249,7 @@ class BookieServer:
         return checked
 
     def _why_invalid(self, certificate: bytes) -> str | None:
-        """Return why a certificate that the handshake accepted does not hold; None: it does."""
+        """Return why a certificate that the handshake accepted is no longer valid, or None."""
         if self._wall_ms() >= expires_at_ms(certificate):
             return _EXPIRED
         if self._revoked is not None and (reason := self._revoked.why_revoked(certificate)) is not None:
@@ -262,7 +262,7 @@ class BookieServer:
         raise AssertionError("abort raises")
 
     async def _serve_while_valid(self, stream: _AddStream | _RecoveryStream, context: Context, method: str) -> None:
-        """Serve a stream; end it when the certificate of its client expires or is revoked."""
+        """Serve a stream, and end it when its client's certificate expires or is revoked."""
         certificate = peer_certificate(context.auth_context())
         if certificate is None:
             await stream.serve()
@@ -289,7 +289,7 @@ class BookieServer:
             await self._refuse_certificate(context, method, reason)
 
     def _refusal(self, context: Context, operation: str, *, has_ticket: bool = False) -> str | None:
-        """Return why the caller may not do this, None when it may."""
+        """Return why the caller may not do this, or None if it may."""
         caller = context.auth_context()
         role = peer_role(caller, self._access.certificate_role)
         return self._access.refusal(operation, role, is_encrypted=is_encrypted(caller), has_ticket=has_ticket)
@@ -318,7 +318,7 @@ class BookieServer:
             await _refuse(context, ADD, stream.refusal)
 
     async def _deny_adds(self, context: Context, reason: str) -> NoReturn:
-        """Deny after the first message: where a stream ends while a client is sending, gRPC reports INTERNAL to it, and not why."""
+        """Deny after the first message: if a stream ends while a client is sending, gRPC reports INTERNAL, not the reason."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_DENIAL_WAITS_S):
                 await context.read()
@@ -339,7 +339,7 @@ class BookieServer:
             await _refuse(context, RECOVER, stream.refusal)
 
     async def _deny_recoveries(self, context: Context, callers: _Callers, reason: str) -> NoReturn:
-        """The denials name each request of the first message, as they would if it came as a call."""
+        """Record a denial for each request of the first message, as for calls, and end the stream."""
         try:
             async with asyncio.timeout(_DENIAL_WAITS_S):
                 data = await context.read()
@@ -367,7 +367,7 @@ class BookieServer:
             return encode_lac_answer(await (self._wait_for_lac(request) if request.wait_ms else self._bookie.read_lac(request)))
 
     async def _wait_for_lac(self, request: LacRequest) -> LacAnswer:
-        """May take a minute: a stop cuts it short."""
+        """Wait for the LAC to advance, which may take a minute. A stop ends the wait."""
         if self._server is None:
             return LacAnswer(Status.STOPPED)
         poll = asyncio.ensure_future(self._bookie.read_lac(request))
@@ -376,7 +376,7 @@ class BookieServer:
             return await poll
         except asyncio.CancelledError:
             if self._server is not None:
-                raise  # by the client
+                raise  # cancelled by the client
             return LacAnswer(Status.STOPPED)
         finally:
             del self._long_polls[poll]
@@ -395,9 +395,9 @@ class BookieServer:
         async with aclosing(self._bookie.read(request)) as answers:
             async for answer in answers:
                 for piece in (answer,) if request.scan else split_answer(answer, _PIECE_BYTES):
-                    if not request.scan:  # scans have had their turn (scans.py)
+                    if not request.scan:  # scans have waited for their turn already (scans.py)
                         await self._read_turns.wait()
-                    await context.write(encode_read_answer(piece))  # waits while the client does not read: one chunk lies here
+                    await context.write(encode_read_answer(piece))  # waits while the client does not read: one chunk is in memory
 
     async def _serve_scan_port(self, _data: bytes, context: Context) -> bytes:
         await self._require(context, SCAN_PORT, SCAN_PORT)
@@ -416,21 +416,21 @@ class BookieServer:
 
 
 def _caller_of(context: Context, method: str, rule: CertificateRule) -> Caller:
-    """Return who makes a call. gRPC names peers as `ipv4:10.0.0.1:5000` and `ipv6:%5B::1%5D:5000`."""
+    """Return the caller. gRPC names peers as `ipv4:10.0.0.1:5000` and `ipv6:%5B::1%5D:5000`."""
     kind, _, address = str(context.peer()).partition(":")
     peer = unquote(address) if kind in ("ipv4", "ipv6") else ""
     return Caller(peer_role(context.auth_context(), rule), peer, method)
 
 
 async def _refuse(context: Context, method: str, error: MalformedGroupError) -> NoReturn:
-    """Ends a call whose bytes are not understood; the client learns why and takes the outcome as unknown."""
+    """End a call that cannot be decoded. The client gets the reason and treats the outcome as unknown."""
     log.warning("bookie.request.refused", extra={"method": method, "peer": context.peer(), "error": str(error)})
     await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     raise AssertionError("abort raises")
 
 
 class _AddStream:
-    """One client's adds: what it may have unanswered, and its answers, collected during a loop turn and sent as one message."""
+    """One client's adds: their bound on unanswered bytes, and answers, collected during a loop turn and sent as one message."""
 
     def __init__(self, bookie: ServedBookie, context: Context, limit_bytes: int) -> None:
         self._bookie = bookie
@@ -446,7 +446,7 @@ class _AddStream:
         self.refusal: MalformedGroupError | None = None
 
     async def serve(self) -> None:
-        """Returns once reading ended (last word of the client, `stop_reading`, `refusal`) and what was admitted is answered."""
+        """Serve until reading has ended (by the client, `stop_reading` or `refusal`) and all admitted adds are answered."""
         async with asyncio.TaskGroup() as tasks:
             self._reader = tasks.create_task(self._read(), name="bookie-server/add-requests")
             tasks.create_task(self._write(), name="bookie-server/add-answers")
@@ -503,7 +503,7 @@ class _AddStream:
         self._answers_due.set()
 
     async def _write(self) -> None:
-        """What became known while the previous message was on its way travels together."""
+        """Send answers. Those that arrive while a message is being sent share the next one."""
         while True:
             while self._answers:
                 answers, self._answers = self._answers, []
@@ -534,7 +534,7 @@ class _InFlightMessage:
 
 
 class _RecoveryStream:
-    """Fences and recovery reads of one client. Answers that are ready by the time of a write travel together."""
+    """Fences and recovery reads of one client. Answers that are ready at the time of a write share a message."""
 
     def __init__(self, bookie: ServedBookie, context: Context, read_turns: LoopTurns, callers: _Callers) -> None:
         self._bookie = bookie
@@ -554,7 +554,7 @@ class _RecoveryStream:
         self.refusal: MalformedGroupError | None = None
 
     async def serve(self) -> None:
-        """Returns once reading ended and what began before is answered."""
+        """Serve until reading has ended and all requests are answered."""
         async with asyncio.TaskGroup() as tasks:
             self._reader = tasks.create_task(self._read(tasks), name="bookie-server/recovery-requests")
             tasks.create_task(self._write(), name="bookie-server/recovery-answers")
@@ -607,7 +607,7 @@ class _RecoveryStream:
                     await sent
 
     def _send(self, number: int, message: bytes, sent: asyncio.Future[None] | None = None) -> None:
-        """`sent` is done when gRPC has taken the message, which it does not while the client does not read."""
+        """Queue an answer. `sent` is done when gRPC has accepted the message, which it does not while the client does not read."""
         self._unsent.append((number, message, sent))
         self.unsent_bytes += len(message)
         self._look_for_room()
@@ -624,7 +624,7 @@ class _RecoveryStream:
                 missing += answer.missing
                 next_entry_id = answer.next_entry_id
                 if sum(len(group.data) for group in groups) >= _PIECE_BYTES:
-                    break  # else on to what is missing behind the last entry, which a recovery needs to know
+                    break  # otherwise continue to the missing entries after the last one, which a recovery needs to know
         if sum(len(group.data) for group in groups) > _SMALL_READ_BYTES:
             await self._read_turns.wait()
         return encode_read_answer(next(split_answer(ReadAnswer(tuple(groups), tuple(missing), next_entry_id), _PIECE_BYTES)))
@@ -663,7 +663,7 @@ def _is_cancelled() -> bool:
 
 
 def _recovery_request(message: memoryview) -> LacRequest | ReadRequest:
-    """Raises MalformedGroupError."""
+    """Return the decoded request. Raises MalformedGroupError."""
     is_lac = kind_of(message) == MessageKind.LAC_REQUEST
     request: LacRequest | ReadRequest = decode_lac_request(message) if is_lac else decode_read_request(message)
     if not request.fence:

@@ -1,12 +1,12 @@
-"""Group commit, the loop's half: what waits for the journal travels in one batch, one batch at a time.
+"""Group commit, the part in the event loop: records that wait for the journal form one batch, and one batch is written at a time.
 
     append ─┐
     append ─┼─► open batch ──(none in flight)──► worker: write + sync ──► on_batch(completions, outcome): one call answers all
     marker ─┘        ▲ meanwhile the next one fills
 
-Rule 1: completions come back in the order of `append`, markers included, so what is answered through a marker is in order too.
-Rule 2: `durable` moves only in the loop, when a batch was synced: a checkpoint takes it and swaps the cache in the same turn.
-Rule 3: after an error other than a full disk nothing is written and nothing reported as durable any more.
+Rule 1: completions return in the order of `append`, markers included, so answers that wait for a marker are in order too.
+Rule 2: `durable` moves only in the loop, when a batch was synced: a checkpoint reads it and swaps the cache in the same turn.
+Rule 3: after an error other than a full disk nothing more is written or reported as durable.
 
 The pace of background adds (background_pace.py) learns from each batch how long its first foreground add was in this queue, sync
 included. That costs one timestamp a batch.
@@ -32,7 +32,7 @@ class _Batch:
     __slots__ = ("background_bytes", "completions", "foreground_at", "parts", "records", "size_bytes")
 
     def __init__(self) -> None:
-        self.foreground_at: float | None = None  # when its first foreground add came
+        self.foreground_at: float | None = None  # when its first foreground add arrived
         self.background_bytes = 0
         self.parts: list[Buffer] = []
         self.completions: list[Any] = []
@@ -79,7 +79,7 @@ class Journal:
         return self._in_flight is None and not self._closed_batches and not self._open.completions and not self._open.records
 
     def append(self, parts: list[Buffer], size_bytes: int, completion: Any, background: bool | None = None) -> None:
-        """Queues one record. `completion` comes back through `on_batch`, once the record's batch is durable or failed.
+        """Queue one record. `completion` is passed to `on_batch` once the record's batch is durable or has failed.
 
         `background`: whether it is a background add or a foreground add; None: it is not an add.
         """
@@ -103,18 +103,18 @@ class Journal:
             self._flush_soon()
 
     def append_marker(self, completion: Any) -> None:
-        """Queues a completion without a record: it comes back when everything before it was synced."""
+        """Queue a completion without a record, which is passed to `on_batch` when all records before it were synced."""
         self._open.completions.append(completion)
         if not self._flush_due and self._in_flight is None:
             self._flush_soon()
 
     def fail(self, error: BaseException) -> None:
-        """Something else failed: writes nothing more. The batch in flight still comes back."""
+        """Write nothing more, because another part failed. The batch in flight is still reported."""
         if self._failed is None:
             self._failed = error
 
     def close(self) -> None:
-        """Only when idle or failed, and after the worker has ended."""
+        """Close the journal. Call only when it is idle or failed, and after the worker has ended."""
         self._writer.close()
 
     def _flush_soon(self) -> None:

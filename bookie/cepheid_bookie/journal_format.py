@@ -32,8 +32,8 @@ Batch header, 48 bytes:
     32  16 nonce of the segment
 
 Record:
-    0   4  CRC32C of everything behind it
-    4   4  bytes behind this head of 12
+    0   4  CRC32C of everything after it
+    4   4  bytes after this head of 12
     8   1  type; 9  3 zeros
     12     type 1, entries: master key (16), then the group as `cepheid_rpc.encode_group_to` lays it out
            type 2, ledger: ledger id (8), ledger record (`ledger_record.py`): a fence, an explicit LAC, a master key

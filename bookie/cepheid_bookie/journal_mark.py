@@ -1,4 +1,4 @@
-"""The log mark: what the journal holds below it is also in synced entry log and index. Two generations, `mark.0` and `mark.1`.
+"""The log mark: journal records below it are also in synced entry log and index. Two generations, `mark.0` and `mark.1`.
 
 File, 40 bytes, little-endian:
     0   4  magic "CPM1"
@@ -27,7 +27,7 @@ _BODY = struct.Struct("<QQQQ")
 _BYTES = 8 + _BODY.size
 FILES = ("mark.0", "mark.1")
 START = JournalPosition(sequence=1, segment_id=0, offset=0)
-"""The position of a journal that does not exist yet."""
+"""Position of a journal that does not exist yet."""
 
 
 class MarkFile:
@@ -44,7 +44,7 @@ class MarkFile:
         return self._generation > 0
 
     def load(self) -> None:
-        """Reads both generations. Raises MarkCorruptError when files are there and none is intact."""
+        """Read both generations. Raises MarkCorruptError if there are files and none is intact."""
         names = [name for name in FILES if self._disk.exists(name)]
         found = sorted(mark for name in names if (mark := self._read(name)) is not None)
         if names and not found:

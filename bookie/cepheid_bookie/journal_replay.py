@@ -1,20 +1,20 @@
-"""Reads the journal from the mark to its end. Tells a torn tail from damage of what was synced.
+"""Read the journal from the mark to its end, and distinguish a torn tail from damage of synced data.
 
 Batches are written one at a time, each after the one before was synced (journal_writer.py, rule 1). So a damaged batch is
 
-    an earlier one         an intact header with a higher sequence behind it, or a later segment that begins above it
+    an earlier one         an intact header with a higher sequence after it, or a later segment that begins above it
                                                                                               → JournalCorruptError
     the last one written   torn, if a crash explains what is there (`journal_tail.py`)       → cut there
                            damaged, if not, or if the segment is shorter than its header says or than the mark needs
                                                                                               → cut there, and reported
 
 Rule 1: torn batches are cut whole; nothing of them was answered.
-Rule 2: damage of synced data is never skipped in silence: it may hide acknowledged entries and fences. With intact batches behind
-it, it stops the start. At the end of the journal it is `report.damage`: what was lost is not known, and the caller must not deny
+Rule 2: damage of synced data is never skipped silently: it may hide acknowledged entries and fences. If intact batches follow it,
+it fails the start. At the end of the journal it is `report.damage`: what was lost is unknown, and the caller must not deny
 it (`opening.py`, rule 3).
-Rule 3: what is read here is made durable first. A crash of the process alone leaves batches and names that the system has and the
-disk does not: what this start builds on must not be lost by the next power loss. The header that the new mark will point behind
-is written again: after a sync that failed, the system shows bytes that later syncs do not write.
+Rule 3: everything read here is made durable first. A crash of the process alone leaves batches and names that the system has but
+the disk does not: the next power loss must not remove what this start builds on. The header that the new mark will point past
+is written again: after a failed sync, the system shows bytes that later syncs do not write.
 Rule 4: entries bypass the fence: a fence earlier in the log must not drop later recovery adds.
 """
 
@@ -46,7 +46,7 @@ _SCAN_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TailDamage:
-    """Where the end of the journal was lost after it had been synced, and how that is known."""
+    """Where the end of the journal was lost after it had been synced, and the proof."""
 
     file: str
     offset: int
@@ -55,7 +55,7 @@ class TailDamage:
 
 @dataclass(slots=True)
 class ReplayReport:
-    """What a start found; for the log line and for tests."""
+    """The result of a replay, for the log line and for tests."""
 
     end: JournalPosition
     batches: int = 0
@@ -93,7 +93,7 @@ class JournalReplay:
                 file.close()
 
     def _segments(self) -> list[int]:
-        """Ids from the mark's segment on. Raises JournalMissingError when one is not there."""
+        """Return the ids from the mark's segment on. Raises JournalMissingError if one is missing."""
         names = self._disk.listdir("journal")
         found = sorted(number for name in names if (number := parse_segment_name(name)) is not None)
         needed = [number for number in found if number >= self._mark.segment_id]
@@ -159,7 +159,7 @@ class JournalReplay:
             sequence += 1
 
     def _check_end(self, file: DiskFile, header: SegmentHeader, offset: int, sequence: int, *, last: bool) -> None:
-        """No intact batch at `offset`. A later one in this segment proves that this one was synced."""
+        """Check a place without an intact batch. A later batch in this segment proves that this one was synced."""
         for later_offset, later in self._batches(file, header.segment_id, header.nonce, offset + ALIGNMENT):
             if later > sequence:
                 raise JournalCorruptError(
@@ -172,7 +172,7 @@ class JournalReplay:
             self._judge_end(file, header, offset, sequence)
 
     def _judge_end(self, file: DiskFile, header: SegmentHeader, offset: int, sequence: int) -> None:
-        """No later segment proves anything: this one does, or a crash explains what is there."""
+        """Judge the end of the last segment: either it proves damage, or a crash explains its contents."""
         size, report = file.size(), self.report
         needed = max(header.size_bytes, self._mark.offset if header.segment_id == self._mark.segment_id else 0)
         if not header.size_bytes:
@@ -202,7 +202,7 @@ class JournalReplay:
 
     @staticmethod
     def _batches(file: DiskFile, segment_id: int, nonce: bytes | None, start: int) -> Iterator[tuple[int, int]]:
-        """(offset, sequence) of every intact batch header from `start` on."""
+        """Yield (offset, sequence) of every intact batch header from `start` on."""
         size = file.size()
         while start < size:
             chunk = file.pread(_SCAN_BYTES, start)
@@ -216,5 +216,5 @@ class JournalReplay:
 
     @classmethod
     def _was_used(cls, file: DiskFile, segment_id: int) -> bool:
-        """Whether a segment that lost its header has a batch. A lost sector may show bytes of other files: only its own count."""
+        """Return whether a segment that lost its header has a batch of its own. A lost sector may show bytes of other files."""
         return next(cls._batches(file, segment_id, None, ALIGNMENT), None) is not None

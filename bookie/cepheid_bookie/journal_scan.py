@@ -1,4 +1,4 @@
-"""What a journal segment holds, for tools: every record with its place, and what is damaged, without an end at the first damage.
+"""Read a whole journal segment, for tools: every record with its place, and all damage, without stopping at the first.
 
 Unlike the replay (`journal_replay.py`) this decides nothing and changes nothing: it says where batches, records and damage are.
 
@@ -124,7 +124,7 @@ class SegmentScan:
         return None
 
     def _gap(self, offset: int, found: int | None, sequence: int | None) -> JournalDamage | None:
-        """Judge the place without a batch: None where the journal just ends."""
+        """Judge a place without a batch. Return None if the journal simply ends there."""
         if found is not None:
             return JournalDamage(offset, found, "a batch header is damaged: an intact batch follows")
         head = self._file.pread(SECTOR_BYTES, offset)
@@ -159,7 +159,7 @@ class SegmentScan:
             yield JournalDamage(offset + reached, last, reason, self._is_torn(data, offset, batch, nonce))
 
     def _is_torn(self, data: bytes, offset: int, batch: BatchHeader, nonce: bytes) -> bool:
-        """Whether a crash explains the damage. A later batch in the segment proves that this one was synced."""
+        """Return whether a crash explains the damage. A later batch in the segment proves that this one was synced."""
         if self.header is None or not self.header.size_bytes:
             return False
         end = offset + align(BATCH_HEADER_BYTES + batch.size_bytes)
@@ -168,7 +168,7 @@ class SegmentScan:
 
 
 def _bounds(body: memoryview, batch: BatchHeader) -> list[tuple[int, int]]:
-    """Return start and end of each record as far as their heads lead."""
+    """Return start and end of each record, as far as the lengths in their heads are valid."""
     bounds: list[tuple[int, int]] = []
     start = BATCH_HEADER_BYTES
     while len(bounds) < batch.records and start + HEAD_BYTES <= len(body):
@@ -181,7 +181,7 @@ def _bounds(body: memoryview, batch: BatchHeader) -> list[tuple[int, int]]:
 
 
 def _record(body: memoryview, start: int, stop: int) -> JournalRecord | str:
-    """Return the record, or what is wrong with it."""
+    """Return the record, or a description of what is wrong with it."""
     if not is_record_intact(body, start, stop):
         return "a record does not match its checksum"
     try:

@@ -1,4 +1,4 @@
-"""Whether the last batch of a journal was cut by a crash or damaged after its sync: a decision about bytes, without I/O.
+"""Decide whether the last batch of a journal was cut by a crash or damaged after its sync, from its bytes and without I/O.
 
     before the write    zeros      (preallocated or written ahead, and synced; remains are overwritten, journal_writer.py)
     after a power loss  each sector of 512 bytes is as written, or zeros
@@ -7,8 +7,8 @@
 
 Anything else is damage: those bytes were written, and are not what was written.
 
-Rule 1: no guess in favour of the disk. What a crash explains is torn, also if damage could have done it: a sector that was lost and
-reads as zeros, or a flipped bit in a record of which a whole sector is zeros because a client sent zeros.
+Rule 1: whatever a crash explains counts as torn, even if damage could have caused it: a sector that was lost and reads as zeros, or
+a flipped bit in a record of which a whole sector is zeros because a client sent zeros.
 Rule 2: only segments whose header tells their size are judged (`journal_format.py`): older releases left remains of refused batches
 below the next one, and wrote no end markers.
 """
@@ -27,7 +27,7 @@ from cepheid_bookie.journal_format import (
 )
 
 SECTOR_BYTES = 512
-"""The smallest unit that a disk writes whole. Larger sectors consist of such ones."""
+"""Smallest unit that a disk writes atomically, in bytes. Larger sectors consist of such units."""
 _ZEROS = bytes(SECTOR_BYTES)
 
 
@@ -73,6 +73,6 @@ def _judge_records(data: bytes, end: int, count: int) -> Tail:
 
 
 def _is_cut(data: bytes, start: int, end: int, written: int) -> bool:
-    """Whether a crash explains that these bytes are not as they were written."""
+    """Return whether a crash explains that these bytes differ from what was written."""
     first = start - start % SECTOR_BYTES
     return end > written or any(data[sector : sector + SECTOR_BYTES] == _ZEROS for sector in range(first, end, SECTOR_BYTES))

@@ -1,14 +1,14 @@
-"""The blocking half of the journal: appends batches to preallocated segments. Runs in the journal's worker thread only.
+"""The blocking part of the journal: append batches to preallocated segments. Runs only in the journal's worker thread.
 
     write_batch ──► [roll] ──► pwritev at an aligned offset ──► sync ──► position
     roll: create under another name, preallocate, sync ──► header with the size, sync ──► rename, sync_dir
     roll with a spare segment: rename to that other name ──► header, zeros ahead, sync ──► rename, sync_dir
 
-Rule 1: one batch is in flight. A batch is written only after the one before was synced, so a damaged batch that has a later one
-behind it was synced once (`journal_replay.py` relies on it).
-Rule 2: a write that failed for want of space leaves the position where it was: the next batch goes over the remains, with the same
-sequence, so nothing is ever behind half a batch. A failed *sync* is final. Before the next batch goes there, the remains are
-overwritten with zeros and synced: bytes of two batches would pass for damage (`journal_tail.py`).
+Rule 1: one batch is in flight. A batch is written only after the one before was synced, so a damaged batch that is followed by a
+later one was synced once (`journal_replay.py` relies on it).
+Rule 2: a write that failed for lack of space leaves the position unchanged: the next batch overwrites the remains, with the same
+sequence, so nothing ever follows half a batch. A failed *sync* is final. Before the next batch is written there, the remains are
+overwritten with zeros and synced: bytes of two batches would look like damage (`journal_tail.py`).
 Rule 3: a segment has its name only when size and header are durable. So one that is shorter than its header says, or has no header,
 was damaged; what a crash leaves of a roll has no such name, and nothing in it was answered.
 Rule 4: a batch never makes its segment longer: what a file grew by may read as anything after a power loss.
@@ -53,7 +53,7 @@ _PADDING = END_MARKER + bytes(ALIGNMENT)
 _UNNAMED = ".new"
 _SPARE = ".spare"
 _ZEROED_BYTES = 64 << 10
-"""What is zeros ahead of the end of a recycled segment, at least, unless the segment is small."""
+"""Minimum of zeros after the end of the journal in a recycled segment, in bytes, unless the segment is small."""
 _PARTS_OF_SEGMENT = 16  # of which one may be zeros ahead
 _LARGE_BATCH_BYTES = 64 << 10
 """Mean size of batches from which a preallocated segment is better: with zeros ahead, every byte is written twice."""
@@ -61,7 +61,7 @@ _LARGE_BATCH_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True, order=True)
 class JournalPosition:
-    """A place between two batches: everything below it, and nothing at or above, is meant. Ordered by `sequence`."""
+    """A place between two batches, standing for everything below it and nothing at or above it. Ordered by `sequence`."""
 
     sequence: int  # of the batch that is or will be here
     segment_id: int
@@ -69,7 +69,7 @@ class JournalPosition:
 
 
 class JournalSpaceError(BookieError):
-    """The journal's disk is full. Nothing of the batch was kept, and the journal can go on."""
+    """The journal's disk is full. Nothing of the batch was kept, and the journal can continue."""
 
     hint = "free space on the journal's disk; nothing acknowledged is lost, and adds succeed again when there is room"
 
@@ -86,7 +86,7 @@ class SpareSegments:
         self._limit = limit
         self._segment_bytes = segment_bytes
         self._paths: deque[str] = deque()
-        self.keeps = True  # False: the disk has no room to spare
+        self.keeps = True  # False: the disk is low on space
 
     def __len__(self) -> int:
         return len(self._paths)
@@ -133,7 +133,7 @@ class SpareSegments:
 
 
 def delete_unused_segments(disk: Disk) -> None:
-    """Delete what is not part of the journal: spare segments, and what a crash left of a roll (rule 7)."""
+    """Delete files that are not part of the journal: spare segments, and remains of a roll after a crash (rule 7)."""
     for name in disk.listdir("journal"):
         if name.endswith((_SPARE, _UNNAMED)):
             disk.unlink(f"journal/{name}")
@@ -203,7 +203,7 @@ class JournalWriter:
         self._nonce = b""
 
     def write_batch(self, parts: Sequence[Buffer], size_bytes: int, records: int) -> JournalPosition:
-        """Makes the records durable and returns the position behind them.
+        """Make the records durable and return the position after them.
 
         Raises JournalSpaceError (nothing happened) or OSError (the journal must not be used again).
         """
@@ -242,7 +242,7 @@ class JournalWriter:
             self._file = None
 
     def _mark_start(self, save: Callable[[JournalPosition], None]) -> None:
-        """Raises JournalSpaceError when the data disk has no room for the mark."""
+        """Save the first mark. Raises JournalSpaceError if the data disk has no room for it."""
         try:
             save(JournalPosition(self._sequence, self._segment_id, self._offset))
         except OSError as error:
@@ -256,7 +256,7 @@ class JournalWriter:
         file.sync()
 
     def _zero_ahead(self, file: DiskFile, batch_bytes: int) -> int:
-        """Write zeros behind a batch unless there are enough. Return up to where there are zeros once the file is synced."""
+        """Write zeros after a batch unless there are enough. Return the end of the zeros once the file is synced."""
         end, ahead_bytes = self._offset + batch_bytes, max(self._ahead_bytes, batch_bytes)
         if self._zeroed_to >= min(end + ahead_bytes, self._size_bytes):
             return self._zeroed_to
@@ -276,7 +276,7 @@ class JournalWriter:
         self._size_bytes, self._zeroed_to, self._batches, self._remains_bytes = size_bytes, zeroed_to, 0, 0
 
     def _spare(self, first_batch_bytes: int) -> str | None:
-        """Return a spare segment that the next batches may go to."""
+        """Return a spare segment for the next batches, or None."""
         fits = ALIGNMENT + first_batch_bytes <= self._segment_bytes
         small = self._offset - ALIGNMENT <= _LARGE_BATCH_BYTES * self._batches  # those of the segment before
         return self._spares.take() if self._spares is not None and fits and small else None

@@ -1,14 +1,14 @@
-"""From directories to a bookie that may serve: locks, identity, replay, checkpoint. A failure here is the failure of the start.
+"""Open a bookie's storage: locks, identity, replay, checkpoint. A failure here fails the start.
 
     lock ► cookies ► mark, logs, index ► replay into the cache ► flush everything ► [limbo] ► mark = end of journal ► (caller) serve
 
-Rule 1: the mark passes the replayed journal before a new segment is begun, so a torn tail never gets a successor that would make it
-look like damage.
-Rule 2: before anything replayed goes to the entry log, logs to which nothing refers are deleted: an index that cannot be written
-makes every start fail, and each would leave one more behind (apache/bookkeeper#4114).
-Rule 3: where the end of the journal was lost after it had been synced, the bookie starts in limbo (`limbo.py`). Disks and metadata
-say so before the mark passes that place: a crash in between finds the damage again. The mark moves to a segment of its own, so
-the next start does not find it.
+Rule 1: the mark moves past the replayed journal before a new segment begins, so that a torn tail never has a successor, which would
+make it look like damage.
+Rule 2: before replayed entries are written to the entry log, unreferenced logs are deleted: an index that cannot be written makes
+every start fail, and each would leave one more log (apache/bookkeeper#4114).
+Rule 3: if the end of the journal was lost after it had been synced, the bookie starts in limbo (`limbo.py`). Disks and metadata
+record this before the mark moves past that place, so that a start after a crash in between finds the damage again. The mark moves
+to a segment of its own, so that the next start does not find it.
 """
 
 from __future__ import annotations
@@ -56,16 +56,16 @@ log = logging.getLogger(__name__)
 
 _DELETED_AT_ONCE = 1000  # ledgers of a decommissioned bookie
 _LOOKED_AT = 16
-"""Blocks of the newest log that are looked up in the index; those of deleted ledgers are not in it."""
+"""Number of blocks of the newest log to look up in the index, which lacks blocks of deleted ledgers."""
 
 
 class IdentityRecords(CookieRecords, LifeRecords, Protocol):
-    """What metadata knows of a bookie."""
+    """A bookie's records in metadata."""
 
 
 @dataclass(frozen=True, slots=True)
 class Directories:
-    """What a bookie's data lies in. Both disks may be one."""
+    """The disks and the index with a bookie's data. Both disks may be the same."""
 
     data: Disk
     journal: Disk
@@ -76,12 +76,12 @@ class Directories:
         return [self.data] if self.data is self.journal else [self.data, self.journal]
 
     def by_name(self, bookie_id: str) -> dict[str, Disk]:
-        """For people."""
+        """Return the disks by a description for messages."""
         data, journal = f"the data directory of {bookie_id}", f"the journal directory of {bookie_id}"
         return {data: self.data} if self.data is self.journal else {data: self.data, journal: self.journal}
 
     def lock(self) -> None:
-        """Raises DirectoryInUseError, holding nothing."""
+        """Lock all disks. On DirectoryInUseError none stays locked."""
         for place, disk in enumerate(self.disks):
             try:
                 disk.lock()
@@ -95,10 +95,10 @@ class Directories:
             disk.unlock()
 
     def close(self) -> None:
-        """Close the index and unlock the disks. What the index reports is logged: nothing can be done about it any more."""
+        """Close the index and unlock the disks. An error of the index is only logged, since nothing can be done about it."""
         try:
             self.index.close()
-        except Exception as error:  # a full disk, for example; what was synced is there at the next start
+        except Exception as error:  # a full disk, for example; synced data is there at the next start
             log.warning("bookie.index_not_closed", extra={"error": str(error)})
         self.unlock()
 
@@ -111,7 +111,7 @@ class Directories:
         return DiskFullError(f"bookie {bookie_id} cannot start, its disk is full: {error}; {free}")
 
     def prepare(self) -> None:
-        """The folders, durable. Blocking."""
+        """Create the folders and sync them. Blocking."""
         self.data.mkdir("entrylog")
         self.data.sync_dir("")
         self.journal.mkdir("journal")
@@ -120,8 +120,8 @@ class Directories:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """Threads by what may keep them busy: syncs of the journal, flushes, looks that adds wait for (a ledger's record, free space),
-    brokers' reads, scans, collection of entry logs, the scrubber. The first three notice it if a read gets into their queue."""
+    """Threads by their work: journal syncs, flushes, look-ups that adds wait for (a ledger's record, free space), brokers' reads,
+    scans, collection of entry logs, the scrubber. The first three detect reads in their queue."""
 
     journal: WatchedWorker
     flush: WatchedWorker
@@ -149,7 +149,7 @@ class Workers:
 
     @property
     def waited_behind_reads_s(self) -> float:
-        """How long work that adds depend on waited for a thread that had reads to do before it. It stays 0."""
+        """Seconds that work for adds waited for a thread because of reads queued before it. Expected to stay 0."""
         return sum(worker.waited_behind_reads_s for worker in (self.journal, self.flush, self.look))
 
 
@@ -177,7 +177,7 @@ async def open_storage(
     accept_empty_disk: bool,
     listed_at_start: int,
 ) -> Storage:
-    """All or nothing: what raises leaves no lock, no thread, and the index closed."""
+    """Open a bookie's storage. If this raises, no lock and no thread is left, and the index is closed."""
     index = directories.index
     try:
         directories.lock()
@@ -226,7 +226,7 @@ async def check_identity(
     *,
     accept_empty_disk: bool,
 ) -> Cookie:
-    """Refuses to start on directories that are not this bookie's, or not whole. Stamps new ones."""
+    """Refuse to start on directories that are incomplete or belong to another bookie, and stamp new ones."""
     mine = Cookie(identity.bookie_id, identity.cluster_id, f"{ports.random.getrandbits(128):032x}")
     places = await worker.run(lambda: _find_cookies(directories, mine))
     recorded = await records.load(identity.bookie_id) if records is not None else None
@@ -249,14 +249,15 @@ async def check_identity(
 async def _give_birth_again(
     directories: Directories, mine: Cookie, recorded: Cookie, records: IdentityRecords, worker: Worker
 ) -> Cookie:
-    """The watermark is read now, also when an earlier attempt was cut short: the old disks may have served in between."""
+    """Start as a new incarnation after its disks were lost. The watermark is read now, even if an earlier attempt was interrupted:
+    the old disks may have served in between."""
     cookie = mine.reborn(await records.next_ledger_id())
     life = await records.load_life(cookie.bookie_id)
 
     def stamp() -> None:
         _stamp(directories, cookie)
         for disk in directories.disks:
-            save_life(disk, life)  # else they would look like an old copy
+            save_life(disk, life)  # else the disks would look like an old copy
 
     await worker.run(stamp)
     await records.replace(recorded, cookie)
@@ -269,10 +270,10 @@ async def _give_birth_again(
 async def _start_over(
     directories: Directories, mine: Cookie, decommissioned: str, records: IdentityRecords, worker: Worker
 ) -> Cookie:
-    """Delete what a decommissioned bookie left, and stamp the directories as those of a new one.
+    """Delete the data of a decommissioned bookie, and stamp the directories as those of a new one.
 
-    Metadata is asked again whether anything depends on it: a bookie that only lost its session, and was forgotten meanwhile, may
-    have been given ledgers after it was found empty.
+    Check metadata again for ledgers that depend on it: a bookie that only lost its session and was decommissioned meanwhile may
+    have received ledgers after it was found empty.
     """
     if await records.is_named(mine.bookie_id):
         raise CookieError(
@@ -293,7 +294,7 @@ async def _start_over(
 
 
 def _delete_data(directories: Directories) -> None:
-    """Delete all entries. Stamps stay: a start that is interrupted begins again with what is left."""
+    """Delete all entries. Stamps stay, so that the start after an interrupted one continues with what is left."""
     index, above = directories.index, -1
     while ledgers := index.ledger_ids(above, _DELETED_AT_ONCE):
         index.delete_ledgers({ledger_id: None for ledger_id, _ in ledgers})
@@ -314,10 +315,10 @@ def _delete_data(directories: Directories) -> None:
 async def _adopt(
     directories: Directories, known: Cookie, recorded: Cookie | None, records: IdentityRecords, worker: Worker
 ) -> Cookie:
-    """Make disks known that are not in the backup from which metadata was restored.
+    """Register disks that are not in the backup from which metadata was restored.
 
-    Without a record of this bookie they are the only ones that it had. With a record of another incarnation, either may be older.
-    So these disks may lack what was acknowledged on the others, and the bookie denies nothing of ledgers that exist by now.
+    Without a record of this bookie they are its only disks. With a record of another incarnation, either may be older. So these
+    disks may lack entries acknowledged on the others, and the bookie does not deny entries of ledgers that exist by now.
     """
     facts = {"bookie": known.bookie_id, "incarnation": known.incarnation}
     if recorded is None:
@@ -335,7 +336,7 @@ async def _adopt(
 async def begin_life(
     directories: Directories, cookie: Cookie, records: IdentityRecords, worker: Worker, *, accept_old_copy: bool
 ) -> tuple[Cookie, BookieLife]:
-    """Refuses to start on an old copy of the directories; by the operator's word it starts on it, in limbo."""
+    """Refuse to start on an old copy of the directories; with the operator's consent, start on it in limbo."""
     life = BookieLife(cookie, directories.by_name(cookie.bookie_id), records, worker)
     behind = await life.old_copies()
     if behind is not None and not accept_old_copy:
@@ -343,7 +344,7 @@ async def begin_life(
         what_to_do = "bring back the newest state; if it is lost for good, start with --accept-empty-disk (what is missing is"
         raise CookieError(f"{message}; {what_to_do} answered as unknown, never denied)")
     if behind is not None:
-        # before the life: a crash in between is refused again
+        # before the life is counted, so that the start after a crash in between is refused again
         cookie = await _raise_watermark(directories, cookie, records, worker)
         facts = {"bookie": cookie.bookie_id, "limbo_below": cookie.limbo_below, "error": behind}
         log.warning("bookie.old_copy_accepted", extra={**facts, "hint": "ledgers that name it may be short of copies"})
@@ -354,7 +355,7 @@ async def begin_life(
 async def begin_limbo(
     directories: Directories, cookie: Cookie, records: IdentityRecords | None, worker: Worker, damage: TailDamage
 ) -> Cookie:
-    """Make it durable that this bookie may have forgotten what ledgers that exist by now had in it."""
+    """Record durably that this bookie may have lost entries of ledgers that exist by now."""
     found = f"{damage.file} lost what was synced from offset {damage.offset} on: {damage.proof}"
     if records is None:
         message = f"{found}; without metadata this bookie cannot record that it may have lost acknowledged entries"
@@ -367,12 +368,13 @@ async def begin_limbo(
 
 
 def new_nonce(ports: Ports) -> bytes:
-    """Return random bytes that tell a journal segment from all others."""
+    """Return random bytes that distinguish a journal segment from all others."""
     return ports.random.getrandbits(8 * NONCE_BYTES).to_bytes(NONCE_BYTES, "big")
 
 
 def pass_damage(directories: Directories, mark: MarkFile, report: ReplayReport, nonce: bytes) -> None:
-    """Blocking. Nothing is deleted: the damaged segment stays until the older mark has passed it, too."""
+    """Move the mark past a damaged journal end, to a new segment. The damaged one stays until the older mark is past it as well.
+    Blocking."""
     header = SegmentHeader(report.last_segment_id + 1, report.end.sequence, nonce, size_bytes=ALIGNMENT)
     create_segment(directories.journal, header).close()
     mark.save(JournalPosition(header.first_sequence, header.segment_id, ALIGNMENT))
@@ -399,14 +401,14 @@ def _find_cookies(directories: Directories, mine: Cookie) -> dict[str, Found]:
 
 
 def _delete_dead_logs(directories: Directories) -> None:
-    """Before this process has a log of its own. What a start that failed left is newest: the whole index is read only if that log
-    may be such a one, since the time of a start must not depend on the size of the index."""
+    """Delete unreferenced logs, before this process creates its own. A failed start leaves the newest log: only if that may be
+    unreferenced is the whole index read, since the duration of a start must not depend on the size of the index."""
     try:
         log_ids = list_logs(directories.data)
         if not log_ids or _is_used(directories, log_ids[-1]):
             return
         dead = dead_logs(directories.data, directories.index)
-    except Exception as error:  # whatever the database raises: a bookie starts with an index of which it can read a part
+    except Exception as error:  # any error of the database: a bookie also starts with a partly readable index
         log.warning(
             "bookie.index_not_read", extra={"error": repr(error), "hint": "logs of starts that failed stay until a collection"}
         )
@@ -416,7 +418,7 @@ def _delete_dead_logs(directories: Directories) -> None:
 
 
 def _is_used(directories: Directories, log_id: int) -> bool:
-    """Whether the index has one of the log's first blocks. False: it may be that it has none at all."""
+    """Return whether the index has one of the log's first blocks. If False, it may still have later ones."""
     file = directories.data.open(log_path(log_id))
     try:
         found = islice(scan_log(file, log_id), _LOOKED_AT)
@@ -439,7 +441,7 @@ def replay(
     ledgers: LedgerTable,
     listed_at_start: int = LISTED_AT_START,
 ) -> ReplayReport:
-    """Blocking. Afterwards everything the journal held is in entry log and index; the mark says so unless its end is damaged."""
+    """Write all journal records to entry log and index, and move the mark past them unless the end is damaged. Blocking."""
     mark.load()
     delete_unused_segments(directories.journal)
     ledgers.begin_listing(listed_at_start)
@@ -455,7 +457,7 @@ def replay(
         except OSError as error:
             if error.errno != errno.ENOSPC:
                 raise
-            for log_id in dead_logs(directories.data, directories.index):  # a compaction may have been cut off
+            for log_id in dead_logs(directories.data, directories.index):  # a compaction may have been interrupted
                 if not logs.is_needed(log_id):
                     directories.data.unlink(log_path(log_id))
             store.flush(half, records)
@@ -469,7 +471,7 @@ def replay(
                 continue
             cache.add(record.group)
             state.last_entry_id = max(state.last_entry_id, record.group.last_entry_id)
-            if cache.half_full:  # the mark stays: only the end of the journal moves it
+            if cache.half_full:  # the mark stays; it moves only at the end of the journal
                 flush()
         else:
             state = ledgers.get_or_load_now(record.ledger_id, record.record.master_key)

@@ -1,20 +1,20 @@
-"""Serves scans past gRPC: blocks go from the entry log to the reader as they lie there, a megabyte at a time.
+"""Serve scans outside gRPC: blocks are sent from the entry log to the reader unchanged, a megabyte at a time.
 
     connection ──► nonce: proof ──► token? ──► request ──► Bookie.scan ──┬─ answer ──► frame
                                       │ no                               └─ run ─────► head of a frame, then pieces of the file by
                                       ▼                                                a scan thread, as many as the socket takes;
                                     closed                                             when it is full, the loop waits
 
-Who comes by the Unix socket, and is the bookie's own user, gets no pieces: it is given the file, told where the run lies in it, and
-says when it has read that.
+A reader on the Unix socket that runs as the bookie's own user gets no pieces: it receives the file and the place of the run in it,
+and reports when it has read that.
 
-Rule 1: a connection carries one request. Whoever is not known (`token`) or says nothing for `_REQUEST_S` is not answered, and few
-of those may wait at a time: in all, and of one address.
-Rule 2: a reader that does not read holds its socket's buffer in the kernel, or `PLACES_AHEAD` runs of files, and no thread; and a
-place among the open scans, until all is on its way.
-Rule 3: a frame that was begun is completed, or the connection ends: nobody takes half a run for a whole one.
-Rule 4: a log is given only to processes of the same user, or root's, in the same network namespace; and where each ticket is
-accepted, since a log has other ledgers, too.
+Rule 1: a connection carries one request. A client without a valid `token`, or silent for `_REQUEST_S`, is not answered, and few of
+these may wait at a time: in all, and of one address.
+Rule 2: a reader that does not read occupies its socket's buffer in the kernel, or `PLACES_AHEAD` runs of files, and one of the
+open scans until everything is sent, but no thread.
+Rule 3: a frame that was begun is completed, or the connection ends, so that no reader takes half a run for a whole one.
+Rule 4: a log is passed only to processes of the same user, or root, in the same network namespace; and only if every ticket is
+accepted, since a log also has other ledgers.
 Rule 5: with TLS the handshake comes first and counts as part of rule 1. It demands a client certificate, as the gRPC port does.
 A scan ends when the certificate expires or is revoked.
 """
@@ -68,17 +68,17 @@ from cepheid_security.tls import CertificateRule
 log = logging.getLogger(__name__)
 
 _REQUEST_S = 10.0
-_ACCEPT_PAUSE_S = 1.0  # when the process has no file descriptors left
+_ACCEPT_PAUSE_S = 1.0  # if the process has no file descriptors left
 _KEEPALIVE_S = 10
 _CREDENTIALS = struct.Struct("3i")  # process, user, group
 _CONNECTIONS = 1024
-"""Open at once, far more than scans may be: those above that are told to come later, in words. Never more than a quarter of the
-files that the process may have open: its journal and logs need some, too."""
+"""Maximum of open connections, far above that of scans, so that excess scans get a refusal with a reason. At most a quarter of the
+process's open files: its journal and logs need some as well."""
 _STRANGERS = 128
-"""Connections without a token, so far; as many again on the Unix socket, which those of other machines shall not take away."""
+"""Maximum of connections without a token yet. The Unix socket has as many again, so that other machines cannot use them up."""
 _STRANGERS_PER_ADDRESS = 32
 _SHARE_OF_ADDRESS = 2
-"""One address has at most one of so many parts of all connections: several Spark executors may share it."""
+"""One address may have at most one part in this many of all connections, since several Spark executors may share it."""
 _NOBODY = 65534
 """Of this user may be processes of several users: where a number has no name in a container, Linux shows it as this one."""
 
@@ -90,7 +90,7 @@ class ScannedBookie(Protocol):
 
 
 class ScanServer:
-    """Of one bookie, until `aclose`. Port 0 lets the system choose: see `port`. `tls`: the context of its port; None: plain.
+    """Serves scans of one bookie until `aclose`. Port 0 lets the system choose: see `port`. `tls`: the port's context; None: plain.
 
     `certificate_role`: which name in a certificate is the role. `denials` receives what was refused.
     """
@@ -124,7 +124,7 @@ class ScanServer:
         return f"<ScanServer {self._host}:{self.port}, {self._connections} connections>"
 
     async def start(self) -> None:
-        """Raises PortInUseError."""
+        """Open the ports. Raises PortInUseError."""
         try:
             listener = listening_socket(self._host, self.port)
         except OSError as error:
@@ -151,18 +151,18 @@ class ScanServer:
         asyncio.get_running_loop().add_reader(listener, self._accept, listener)
 
     async def aclose(self) -> None:
-        """Whoever is being answered loses its connection, and asks another replica."""
+        """Close the ports and all connections. Their readers continue at another replica."""
         for listener in self._listeners:
             asyncio.get_running_loop().remove_reader(listener)
             listener.close()
         await self._tasks.aclose()
 
     def _accept(self, listener: socket.socket) -> None:
-        """Not a task, which may be cancelled when it has a connection and nobody else knows of it yet."""
+        """Accept a connection. A callback, since a task cancelled right after accepting would leave the connection open."""
         try:
             connection, address = listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
-            return  # it went away meanwhile
+            return  # the client disconnected meanwhile
         except OSError as error:
             log.warning("scan_server.accept_failed", extra={"error": str(error)})
             loop = asyncio.get_running_loop()
@@ -178,7 +178,7 @@ class ScanServer:
             self._refusals.note("scan_server.connection_refused", host, level=logging.WARNING, **facts)
             return
         self._connections += 1
-        # Also one that is cancelled before its first step ends its connection.
+        # Closes the connection even if the task is cancelled before its first step.
         task = self._tasks.start(self._serve(connection, place), name="connection")
         task.add_done_callback(partial(self._on_served, connection, place))
 
@@ -196,7 +196,7 @@ class ScanServer:
             connection.setblocking(False)
             is_local = _way(connection) is socket.AF_UNIX
             if is_local and not (self._bookie.runs.can_share and _may_read_logs(connection)):
-                return  # it comes again by the port
+                return  # the reader connects again by the port
             if not is_local:
                 _watch_peer(connection)
             peer = "" if is_local else address_of(connection.getpeername())
@@ -211,9 +211,9 @@ class ScanServer:
                             await self._answer(stream, request, peer, places=is_local)
             finally:
                 stream.connection.close()
-        except LogGoneError as error:  # deleted since the index was asked; the reader asks anew, by gRPC
+        except LogGoneError as error:  # deleted since the index was read; the reader asks again over gRPC
             log.info("scan_server.log_gone", extra={"error": str(error), **error.facts})
-        except LogUnreadableError as error:  # the reader asks anew, by gRPC, which tells of each block
+        except LogUnreadableError as error:  # the reader asks again over gRPC, which reports each block
             log.warning("scan_server.log_unreadable", extra={"error": str(error), **error.facts})
         except (OSError, EOFError, TimeoutError) as error:
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
@@ -224,12 +224,13 @@ class ScanServer:
             log.warning("scan_server.request_refused", extra={"error": str(error)})
 
     def _valid_s(self, stream: ScanStream) -> float | None:
-        """For how long the reader's certificate is valid: the scan ends with it. None: without end."""
+        """Return the seconds for which the reader's certificate is valid; the scan ends with it. None: no limit."""
         expires_at_ms = stream.expires_at_ms
         return None if expires_at_ms is None else (expires_at_ms - self._ports.wall_ms()) / 1000
 
     async def _read_request(self, stream: ScanStream, place: Place, peer: str) -> ReadRequest | None:
-        """None: it was not meant for this bookie. Raises MalformedGroupError, EOFError, TimeoutError, OSError."""
+        """Return the request, or None if it was not meant for this bookie. Raises MalformedGroupError, EOFError, TimeoutError,
+        OSError."""
         is_open = False
         try:
             async with asyncio.timeout(_REQUEST_S):
@@ -283,7 +284,7 @@ class ScanServer:
 
 
 class _Places:
-    """Of the runs of one answer, told to a reader on this machine."""
+    """Sends the places of one answer's runs to a reader on this machine."""
 
     def __init__(self, runs: RunSender, stream: ScanStream) -> None:
         self._runs = runs
@@ -292,7 +293,7 @@ class _Places:
         self._given_log: int | None = None
 
     async def tell(self, run: StoredRun) -> None:
-        """With the log, unless the reader was given it last. Waits while too many are not read."""
+        """Send the place of a run, with its log unless the reader got that last. Wait while too many are unread."""
         await self.wait_read(PLACES_AHEAD - 1)
         frame = FRAME_HEAD.pack(FrameKind.PLACE, RUN_PLACE.size, run.first_entry_id, run.last_entry_id)
         frame += RUN_PLACE.pack(run.offset, run.size_bytes)
@@ -305,7 +306,7 @@ class _Places:
         self._unread.append(run.size_bytes)
 
     async def wait_read(self, left: int) -> None:
-        """Until no more than so many are left. Raises EOFError: the reader is gone."""
+        """Wait until at most `left` places are unread. Raises EOFError if the reader is gone."""
         while len(self._unread) > left:
             read = await self._stream.receive_some(len(self._unread))
             if not read:
@@ -339,7 +340,7 @@ def _may_read_logs(connection: socket.socket) -> bool:
 
 
 def _watch_peer(connection: socket.socket) -> None:
-    """One that vanished without a word is noticed, as on gRPC's connections."""
+    """Detect a peer that vanished without closing its connection, as gRPC does."""
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", _KEEPALIVE_S), ("TCP_KEEPINTVL", _KEEPALIVE_S), ("TCP_KEEPCNT", 3)):
         if hasattr(socket, name):

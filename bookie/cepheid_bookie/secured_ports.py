@@ -1,4 +1,4 @@
-"""What a bookie's ports need for TLS and roles, from its settings."""
+"""TLS and role checks of a bookie's ports, from its settings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def access_of(tls: BookieTlsSettings, access: BookieAccessSettings) -> BookieAcc
 
 
 def secured_ports(tls: BookieTlsSettings, access: BookieAccess) -> SecuredPorts:
-    """Raises SecurityConfigurationError."""
+    """Return the TLS of a bookie's ports. Raises SecurityConfigurationError."""
     tls.client_tls()  # names what is missing
     if tls.certificate_file is None or tls.key_file is None or tls.client_ca_file is None:
         return SecuredPorts(None, None, access)

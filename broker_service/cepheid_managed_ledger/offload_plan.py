@@ -1,16 +1,16 @@
-"""What offloading does next for one topic: a pure decision.
+"""Decide what offloading does next for one topic, without I/O.
 
     [5: 40 MB, 3 h ago] [6: 40 MB, 2 h] [8: 40 MB, 1 h] [9: 10 MB, being written]
-    after 60 MB: 5 and 6 are due (90 and 50 MB are newer than they are: 6 is not)   │   after 90 min: 5 and 6 are due
+    after 60 MB: 5 is due (90 MB are newer), 6 is not (50 MB are newer)             │   after 90 min: 5 and 6 are due
 
 Rules:
 1. Only ledgers that ended and have entries are offloaded, the oldest first.
-2. A ledger is due when `after_bytes` of newer ledgers lie on the bookies, when it ended `after_ms` ago, or when an administrator
-   asked for all ledgers before a position. Offloading must be on for each of these.
-3. An attempt that is not complete, and that no upload of this opening is at, is a leftover. It is cleared before anything else,
-   also when offloading is off by now.
-4. The bookies' copies of a complete ledger may be deleted `keep_ms` after it became complete, unless they are being read.
-5. The clock is the one that never runs ahead (`SteadyClock`): a wall clock that jumps a year deletes nothing early.
+2. A ledger is due when `after_bytes` of newer ledgers are on the bookies, when it ended `after_ms` ago, or when an administrator
+   asked for all ledgers before a position. Each of these requires that offloading is on.
+3. An incomplete attempt without a running upload in this opening is a leftover. It is cleared before anything else, even if
+   offloading is off by now.
+4. The bookies' copies of a ledger may be deleted `keep_ms` after its upload became complete, unless they are being read.
+5. Times are from `SteadyClock`, which never runs ahead, so a wall clock that jumps a year deletes nothing early.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from cepheid_managed_ledger.settings import OffloadConfig
 from cepheid_metadata import Chain, ChainLedger, Position
 
 _LEAVE_AT_ONCE = 100
-"""Ledgers in one write. Of a long chain, more of them could be in more pages than one write can carry."""
+"""Ledgers in one write. In a long chain, more of them could lie in more pages than one write can change."""
 
 
 @dataclass(frozen=True, slots=True)
 class OffloadPlan:
+    """The next steps of offloading a topic."""
+
     clear: tuple[int, ...] = ()
-    """Ledgers with an attempt that must be cleared."""
+    """Ledgers with an incomplete attempt that must be cleared."""
     upload: ChainLedger | None = None
     """The next ledger to offload."""
     leave: tuple[int, ...] = ()
@@ -68,7 +70,7 @@ def due_ledgers(
 
 
 def is_before(ledger: ChainLedger, before: Position | None) -> bool:
-    """Whether all entries of an ended ledger lie before a position."""
+    """Return whether all entries of an ended ledger are before a position."""
     return before is not None and Position(ledger.ledger_id, (ledger.entries or 0) - 1) < before
 
 
@@ -82,7 +84,7 @@ def plan_offload(
     skipped: Container[int] = (),
     is_read_from_bookies: Callable[[int], bool] = lambda _: False,
 ) -> OffloadPlan:
-    """Return what to do next. `skipped` are ledgers that failed a moment ago: others come first."""
+    """Return what to do next. `skipped` are ledgers that failed recently: others come first."""
     offloaded = chain.offloaded or {}
     clear = tuple(ledger_id for ledger_id, found in offloaded.items() if not found.complete)  # rule 3
     if config.url is None:
@@ -99,6 +101,6 @@ def plan_offload(
 
 
 def may_leave_bookies(chain: Chain, ledger_id: int, config: OffloadConfig, now_ms: int) -> bool:
-    """Whether the ledger has a complete copy, for long enough (rule 4)."""
+    """Return whether the ledger has had a complete copy for long enough (rule 4)."""
     found = chain.offload_of(ledger_id)
     return found is not None and found.on_bookies and config.keep_ms >= 0 and now_ms - found.completed_at_ms >= config.keep_ms

@@ -1,12 +1,12 @@
-"""How much of a broker offloading may take, over all its topics.
+"""Limit the share of a broker that offloading takes, over all its topics.
 
 Rules:
-1. At most `offload_uploads` ledgers are uploaded at a time. A topic waits in line again after each ledger, so that a topic with a
-   long history does not keep the others waiting.
+1. At most `offload_uploads` ledgers are uploaded at a time. A topic queues again after each ledger, so that a topic with a long
+   history does not keep the others waiting.
 2. Over time no more than `offload_bytes_per_s` are read from the bookies for uploads; 0: no limit.
-3. Publishing and dispatching come first. Before each part is read, one turn of the event loop is timed. When the turn is long,
-   other work is waiting for the loop, and the upload pauses `_YIELD` times as long as the turn took. So on a busy broker offloading
-   takes a small share of the loop, and on an idle one it is not slowed down.
+3. Publishing and dispatching come first. Before each part is read, one turn of the event loop is timed. If the turn is long,
+   other work is waiting for the loop, and the upload pauses `_YIELD` times as long as the turn took. So offloading takes a small
+   share of the loop on a busy broker, and is not slowed down on an idle one.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ _BURST_S = 0.1
 
 
 class OffloadPool:
+    """The turns and the read rate that all uploads of a broker share."""
+
     def __init__(self, uploads: int, bytes_per_s: int) -> None:
         self.turns = asyncio.Semaphore(uploads)
-        """Held for each upload. Those who wait get it in order."""
+        """Held during each upload. Waiting topics get it in order."""
         self._bytes_per_s = bytes_per_s
         self._free_at = 0.0
         self.read_bytes = 0
@@ -33,7 +35,7 @@ class OffloadPool:
         return f"<OffloadPool {self.read_bytes} B read, yielded for {self.yielded_s:.3f} s>"
 
     async def pace(self, size_bytes: int) -> None:
-        """Return when the next part may be read; the last one had this size."""
+        """Wait until the next part may be read; `size_bytes` is the size of the last one."""
         self.read_bytes += size_bytes
         loop = asyncio.get_running_loop()
         began = loop.time()

@@ -1,23 +1,23 @@
-"""Copies a topic's ended ledgers to an object store, and then lets their copies on the bookies go.
+"""Copy a topic's ended ledgers to an object store, and delete their copies on the bookies later.
 
     record the attempt (its URL) ──► upload ──► read back and compare ──► record it as complete ──► … keep_ms … ──► off the bookies
-           │                            └──────────┴──fails──► the URL moves to the queue of objects to delete; again after a pause
-           └──the owner dies anywhere before "complete"──► the next owner finds the attempt, and does the same
+           │                            └──────────┴──fails──► the URL moves to the queue of objects to delete; retry after a pause
+           └──the owner dies before "complete"──► the next owner finds the attempt, and does the same
 
 Rules:
-1. The URL is in the record before anything is written to it. So every object is named by a record: by an attempt, a complete copy,
+1. The URL is recorded before any byte is written to it. So every object is named by a record: in an attempt, a complete copy,
    or the queue of objects to delete.
-2. Only what was read back from the store counts: number of entries, bytes and the checksum over all digests are compared with those
-   of the entries as they were read from the bookies.
-3. Once the write that records "complete" has begun, this opening never gives the object up: the write may have succeeded. If its
-   outcome stays unknown this opening is over, and the next one acts on what the record says.
-4. A ledger leaves the bookies by a write that says so and puts it into the deletion queue. Before that write the object is opened
-   once more: what somebody deleted or damaged since keeps the ledger on the bookies, with a warning.
+2. An upload counts only after it was read back from the store: number of entries, bytes and the checksum over all digests must
+   equal those of the entries read from the bookies.
+3. Once the write that records "complete" has begun, this opening never deletes the object: the write may have succeeded. If its
+   outcome stays unknown, this opening ends, and the next one acts on the record.
+4. A ledger leaves the bookies by a write that records this and adds it to the deletion queue. Before that write the object is
+   opened once more: if it was deleted or damaged since, the ledger stays on the bookies, with a warning.
 5. When the attempt leaves the record while its upload runs (its ledger was trimmed), the upload is stopped. Its object is deleted
    only after it has stopped.
-6. A failure never reaches the topic: it is kept for statistics, logged, and followed by a pause that doubles. What is the matter
-   with one ledger alone does not hold up the others.
-7. Retention waits for a ledger that is due, but not for ever: one whose offload failed is held for `offload_hold_s`.
+6. A failure never affects the topic: it is kept for statistics, logged, and followed by a pause that doubles. A problem of one
+   ledger does not delay the others.
+7. Retention waits for a ledger that is due, but not without limit: one whose offload failed is held for `offload_hold_s`.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ log = logging.getLogger(__name__)
 
 _READ_BYTES = MIB
 _READ_ENTRIES = 2_000
-"""To verify and count them takes the loop a millisecond, however small they are."""
+"""Entries that are read at once. To verify and count them takes a millisecond of the event loop, however small they are."""
 _MAX_PAUSE_S = 300.0
 _LEAVE_AT_ONCE = 100
 _PATIENCE_S = 300.0
 _SLOWEST_BYTES_PER_S = 256 * 1024
-"""An upload that is slower than this, after `_PATIENCE_S`, is given up: others wait for its turn. Less where the rate of all
-uploads is limited: half of an equal share counts as slow."""
+"""An upload that is slower than this after `_PATIENCE_S` is given up, since others wait for its turn. If the rate of all uploads is
+limited, half of an equal share is the bound if that is less."""
 _MOST_SHOWN = 20
 
 
 class OffloadState(enum.Enum):
-    """Of the last request of an administrator. The names are those that Pulsar's admin API shows."""
+    """State of an administrator's last request. The names are those of Pulsar's admin API."""
 
     NOT_RUN = "NOT_RUN"
     RUNNING = "RUNNING"
@@ -74,13 +74,13 @@ class OffloadState(enum.Enum):
 class OffloadStatus:
     state: OffloadState = OffloadState.NOT_RUN
     first_unoffloaded: Position | None = None
-    """The first entry that has no copy in an object store."""
+    """First entry without a copy in an object store."""
     error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Content:
-    """What was read from the bookies for an upload."""
+    """Totals of the entries read from the bookies for an upload."""
 
     entries: int = 0
     entry_bytes: int = 0
@@ -89,7 +89,7 @@ class _Content:
 
 @dataclass(frozen=True, slots=True)
 class _Uploaded:
-    """An upload that was read back, and is equal to the ledger."""
+    """An upload that was read back and equals the ledger."""
 
     content: _Content
     object_bytes: int
@@ -97,17 +97,17 @@ class _Uploaded:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    """A ledger whose last attempt failed, in this opening of the topic."""
+    """A ledger whose last attempt in this opening of the topic failed."""
 
     error: str
     is_final: bool
-    """The reason does not pass by itself."""
+    """Whether a retry cannot succeed."""
     is_told: bool = False
-    """The log says that retention no longer waits for it."""
+    """Whether it was logged that retention no longer waits for it."""
 
 
 class Offloader:
-    """For one open topic."""
+    """Offloads the ledgers of one open topic."""
 
     def __init__(
         self,
@@ -142,13 +142,13 @@ class Offloader:
         self._tasks = tasks
         self._shared_tasks = shared_tasks  # they outlive the topic
         self.on_done: Callable[[], None] = lambda: None
-        """Called when a run has ended: ledgers may be trimmed, or deleted from the bookies, that could not before."""
+        """Called when a run has ended: more ledgers may now be trimmed, or deleted from the bookies."""
         self._running: asyncio.Task[None] | None = None
         self._upload: asyncio.Task[_Uploaded | Exception] | None = None
         self._uploading: tuple[int, str] | None = None
         self._before: Position | None = None
         self._status = OffloadStatus()
-        self._skipped: dict[int, float] = {}  # ledgers that failed, and until when (loop time) others come first
+        self._skipped: dict[int, float] = {}  # failed ledgers, and until when (loop time) others come first
         self._failed: dict[int, _Failed] = {}
         self._retry_at = 0.0
         self._failures_in_a_row = 0
@@ -181,7 +181,7 @@ class Offloader:
 
     @property
     def status(self) -> OffloadStatus:
-        """The state of the last request, with the first entry without a copy as of now."""
+        """State of the last request, with the current first entry without a copy."""
         if self._status.state is OffloadState.NOT_RUN:
             return self._status
         return OffloadStatus(self._status.state, self._first_unoffloaded(), self._status.error)
@@ -196,7 +196,7 @@ class Offloader:
     # Running
 
     def tick(self) -> None:
-        """Start a run when there is something to do, and no failure was a moment ago."""
+        """Start a run if there is something to do and no pause after a failure."""
         if self._stopped or self._running is not None or self._now() < self._retry_at:
             return
         if self._plan().is_idle and self._before is None:
@@ -206,7 +206,7 @@ class Offloader:
 
     @property
     def has_work(self) -> bool:
-        """Whether a run is under way, or would begin now."""
+        """Whether a run is in progress or would begin now."""
         if self._running is not None:
             return True
         return not self._stopped and self._now() >= self._retry_at and not self._plan().is_idle
@@ -216,7 +216,7 @@ class Offloader:
         return self._uploading[0] if self._uploading else None
 
     def held(self) -> Mapping[int, None]:
-        """Ledgers that must not be trimmed yet: they are due to be offloaded (rule 7)."""
+        """Return the ledgers that must not be trimmed yet because they are due to be offloaded (rule 7)."""
         held: dict[int, None] = {}
         for ledger in self._due():
             if self._is_given_up(ledger):
@@ -240,12 +240,12 @@ class Offloader:
         return self._clock.now_ms() - due_at_ms >= 1_000 * self._settings.offload_hold_s
 
     def on_chain_changed(self) -> None:
-        """Rule 5."""
+        """Stop the upload if its attempt is no longer in the record (rule 5)."""
         if self._uploading is not None and self._upload is not None and not self._is_recorded(*self._uploading):
             self._upload.cancel()
 
     def stop(self) -> None:
-        """Nothing is started from now on, and an upload under way is stopped. What the record names is left to the next opening."""
+        """Start nothing from now on, and stop a current upload. The next opening handles the objects in the record."""
         self._stopped = True
         for task in (self._running, self._upload):
             if task is not None:
@@ -276,7 +276,7 @@ class Offloader:
         )
         if self._store is not None or plan.upload is None:
             return plan if self._store is not None else OffloadPlan(plan.clear)
-        if self._last_error is None:  # said once: it does not pass by itself
+        if self._last_error is None:  # logged once: retries cannot succeed
             self._note_failure(self._no_store())
         return OffloadPlan(plan.clear)
 
@@ -285,7 +285,7 @@ class Offloader:
         return NoObjectStoreError(message, topic=str(self._topic))
 
     async def _run(self) -> None:
-        """Until nothing is left to do, or something fails."""
+        """Carry out steps until nothing is left to do or one fails."""
         failure: Exception | None = None
         try:
             while not self._stopped and await self._step():
@@ -293,7 +293,7 @@ class Offloader:
         except (CepheidError, TimeoutError) as error:
             failure = error
             self._note_failure(error)
-        except Exception as error:  # rule 6: also a defect of this code or of a library it uses
+        except Exception as error:  # rule 6: including a defect of this code or of a library
             failure = error
             log.error("offload.defect", extra={"topic": str(self._topic), "error": repr(error)}, exc_info=error)
             self._note_failure(error)
@@ -303,11 +303,11 @@ class Offloader:
         self.on_done()
 
     async def _step(self) -> bool:
-        """One thing that is to be done. False: there is nothing."""
+        """Carry out the next step of the plan. Return False if there is none."""
         plan = self._plan()
         if plan.clear:
             await self._clear(plan.clear)
-            await self._deletions.run()  # the object of a cut off attempt goes before there is another one
+            await self._deletions.run()  # delete the object of an interrupted attempt before the next one
         elif plan.leave:
             await self._leave(plan.leave[:_LEAVE_AT_ONCE])
         elif plan.upload is not None:
@@ -317,7 +317,7 @@ class Offloader:
         return True
 
     def _end_command(self, failure: Exception | None) -> None:
-        """An administrator's request ends when all ledgers before its position are complete, or with the first failure."""
+        """End an administrator's request, when all ledgers before its position are complete or at the first failure."""
         if self._before is None:
             return
         chain, before = self._keeper.chain, self._before
@@ -355,7 +355,7 @@ class Offloader:
         self._last_error = None
 
     def _forget_failure(self) -> None:
-        """What failed is not to be done any more: the policy changed, or the ledger left the chain."""
+        """Clear the last failure if its ledger is no longer due, since the policy changed or the ledger left the chain."""
         if self._last_error is not None and not self._due():
             self._skipped = {ledger_id: until for ledger_id, until in self._skipped.items() if self._now() < until}
             if not self._skipped:
@@ -373,7 +373,7 @@ class Offloader:
         log.info("offload.attempt_cleared", extra=fields)
 
     async def _leave(self, ledger_ids: Sequence[int]) -> None:
-        """Rule 4. A ledger whose store does not answer stays; it does not hold up what goes to another store."""
+        """Record that ledgers leave the bookies (rule 4). One whose store does not answer stays, without delaying the others."""
         intact = [ledger_id for ledger_id in ledger_ids if await self._is_intact(ledger_id)]
         left: list[int] = []
 
@@ -391,7 +391,7 @@ class Offloader:
         for ledger_id in left:
             log.info("ledger.left_bookies", extra={"topic": str(self._topic), "ledger_id": ledger_id})
         for ledger_id in ledger_ids:
-            if ledger_id not in left:  # being read, or its object is not well
+            if ledger_id not in left:  # it is being read, or its object is not intact
                 self._skipped[ledger_id] = max(self._skipped.get(ledger_id, 0.0), self._now() + self._settings.offload_retry_s)
         if left:
             self.on_done()
@@ -452,7 +452,7 @@ class Offloader:
             log.error("offload.ledger_refused", extra={**fields, "hint": getattr(error, "hint", "")})
 
     async def _record_attempt(self, ledger_id: int, url: str) -> bool:
-        """False: the ledger is not to be offloaded any more."""
+        """Record an attempt with its URL. Return False if the ledger should no longer be offloaded."""
         recorded = False
 
         def plan(chain: Chain) -> tuple[Chain | None, Sequence[Op]]:
@@ -469,9 +469,10 @@ class Offloader:
         return recorded
 
     async def _upload_in_turn(self, store: SegmentStore, url: str, ledger: ChainLedger) -> _Uploaded | Exception | None:
-        """What was uploaded and verified; an error; None: it was stopped, since the ledger left the chain (rule 5)."""
+        """Upload the ledger and verify it. Return the result or an error; None if it was stopped, since the ledger left the chain
+        (rule 5)."""
         self._uploading = ledger.ledger_id, url
-        if not self._is_recorded(*self._uploading):  # it left while the attempt was recorded
+        if not self._is_recorded(*self._uploading):  # the ledger left the chain while the attempt was recorded
             self._uploading = None
             return None
         upload = self._upload = self._tasks.start(self._upload_quietly(store, url, ledger), name="upload")
@@ -488,8 +489,8 @@ class Offloader:
                 return await self._upload_and_verify(store, url, ledger)
         except asyncio.CancelledError:
             if self._keeper.lost is not None:
-                # The next owner clears this attempt, perhaps before the last bytes of ours arrive. "Complete" was not written, and
-                # nobody else can write it for this URL.
+                # The next owner clears this attempt, perhaps before our last bytes arrive. "Complete" was not recorded, and no
+                # other broker can record it for this URL.
                 self._shared_tasks.start(self._drop(store, url), name="drop-upload")
             raise
         except TimeoutError:
@@ -524,7 +525,8 @@ class Offloader:
         return _Uploaded(content, written.object_bytes)
 
     async def _record_complete(self, ledger_id: int, url: str, object_bytes: int) -> bool:
-        """Rule 3: what fails here leaves the object. False: the ledger left the chain, and its URL is in the queue."""
+        """Record the copy as complete. A failure keeps the object (rule 3). Return False if the ledger left the chain: its URL is
+        then in the deletion queue."""
         recorded = False
         completed_at_ms = self._clock.stamp_ms()
 
@@ -543,7 +545,7 @@ class Offloader:
             try:
                 await self._keeper.commit(plan)
                 return recorded
-            except StoreUnavailableError:  # certain: nothing was written. What was uploaded is worth waiting for
+            except StoreUnavailableError:  # nothing was written, and the upload is worth retrying for
                 if self._stopped or self._keeper.lost is not None:
                     raise
             await asyncio.sleep(pause_s)
@@ -568,7 +570,7 @@ class Offloader:
     def _is_uploading(self, url: str) -> bool:
         return self._uploading is not None and self._uploading[1] == url
 
-    # Figures
+    # Statistics
 
     def _age_of_oldest(self, due: Sequence[ChainLedger]) -> int | None:
         return max(0, self._clock.now_ms() - due[0].closed_at_ms) if due else None
@@ -608,7 +610,7 @@ class Offloader:
 
 
 class _Reading:
-    """The entries of one ledger on their way from the bookies to an upload, counted and summed up as they pass."""
+    """Reads the entries of one ledger from the bookies for an upload, and computes their totals."""
 
     def __init__(self, client: LedgerClient, ledger: ChainLedger, pool: OffloadPool) -> None:
         self._client = client
@@ -617,7 +619,7 @@ class _Reading:
         self.content = _Content()
 
     async def groups(self) -> AsyncIterator[Sequence[EntryGroup]]:
-        """Parts of about 1 MiB, from entry 0 to the end that the chain records. One is read while the last is on its way."""
+        """Yield parts of about 1 MiB, from entry 0 to the recorded end. The next part is read while one is being uploaded."""
         ledger_id, entries = self._ledger.ledger_id, self._ledger.entries or 0
         reader = await self._client.open_reader(ledger_id)
         check_end(ledger_id, entries, reader.known_end)
@@ -643,7 +645,7 @@ class _Reading:
                 reading.cancel()
                 await asyncio.wait([reading])
                 if not reading.cancelled():
-                    reading.exception()  # nobody waits for it any more
+                    reading.exception()  # retrieved, so that asyncio does not log it
 
     def _count(self, group: EntryGroup) -> None:
         view, start, digests = memoryview(group.data), HEADER_BYTES - 4, bytearray()
@@ -659,7 +661,7 @@ class _Reading:
 
 
 def _concerns_one_ledger(error: Exception) -> bool:
-    """Whether the next ledgers may be fine: the bookies do not give all of this one, or it cannot become an object."""
+    """Return whether the error concerns only this ledger: the bookies lack part of it, or it cannot become an object."""
     return isinstance(error, LedgerError | SegmentNotWrittenError) or (isinstance(error, SegmentError) and not error.retriable)
 
 

@@ -1,15 +1,15 @@
-"""The audit log: one JSON line for each change and each denial, written off the loop.
+"""The audit log: one JSON line for each change and each denial, written outside the event loop.
 
-    record ──► lines that wait (bounded) ──► one write for all of them, in a worker ──► a file that rotates, or standard output
+    record ──► waiting lines (bounded) ──► one write for all of them, in a worker ──► a file that rotates, or standard output
 
 Rules
-1. `record` never waits and never fails. What cannot be written is lost, counted, and reported by a line of its own as soon as lines
-   can be written again.
-2. A line says who did what from where and how it ended. It never contains a body, a query or credentials; `change` has the names
+1. `record` never waits and never fails. Lines that cannot be written are lost and counted, and a line reports their number as soon
+   as lines can be written again.
+2. A line says who did what from where, and the outcome. It never contains a body, a query or credentials; `change` has the names
    and actions that a handler took from them.
-3. Clients can cause denials and failures at will. Of each address, and of each role there, only so many are written in a while
-   (`REFUSALS_PER_WINDOW`); the others are counted and summed up in one line at its end, so that a flood does not push the older
-   lines out of the files.
+3. Clients can cause denials and failures at will. For each address, and each role there, only `REFUSALS_PER_WINDOW` are written in
+   a window; the others are counted and reported in one line at its end, so that a flood does not push older lines out of the
+   files.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 Result = Literal["done", "failed", "denied", "invalid"]
-"""`done`: the change was made. `failed`: the role may do it, but it was not possible. `denied`: the role or the client may not.
-`invalid`: the request names something that cannot be named so; permissions were not looked at."""
+"""`done`: the change was made. `failed`: the role may do it, but the operation failed. `denied`: the role or client may not.
+`invalid`: the request contains an invalid name; permissions were not checked."""
 
 TLS_HANDSHAKE = "tls.handshake"
-"""The operation of a line about a TLS handshake that failed, or that a client began on a port without TLS."""
+"""Operation of a line about a TLS handshake that failed, or that a client began on a port without TLS."""
 
 REFUSALS_PER_WINDOW = 200
 WINDOW_MS = 10_000
@@ -54,16 +54,19 @@ _CLOSE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class AuditFigures:
+    """Numbers of lines since the process started; `waiting` is the current number."""
+
     written: int
     lost: int
-    """Lines that were not written: too many waited, or the file could not be written."""
+    """Lines not written, because too many waited or the file could not be written."""
     suppressed: int
-    """Denials and failures that were summed up (rule 3)."""
+    """Denials and failures without a line of their own (rule 3)."""
     waiting: int
 
 
 class AuditLog:
-    """`write` takes complete lines and may block: it runs in `worker`, which is closed with this. None: nothing is recorded."""
+    """The audit log of a process. `write` takes complete lines and may block: it runs in `worker`, which the log closes. With None
+    nothing is recorded."""
 
     def __init__(
         self,
@@ -79,9 +82,9 @@ class AuditLog:
         self._max_waiting_lines = max_waiting_lines
         self._refusals = RefusalBudget()
         self._waiting: list[bytes] = []
-        self._in_flight = 0  # lines that the worker has
+        self._in_flight = 0  # lines being written by the worker
         self._is_scheduled = self._closed = False
-        self._unreported = 0  # lost lines that no line mentions yet
+        self._unreported = 0  # lost lines that no line reports yet
         self._failure_logged_ms = -_FAILURE_LOG_MS
         self._written = self._lost = 0
         self._summing: asyncio.TimerHandle | None = None
@@ -108,11 +111,11 @@ class AuditLog:
         original_role: str = "",
         change: str = "",
     ) -> None:
-        """Queue one line. Called in the loop.
+        """Queue one line. Call in the event loop.
 
-        `principal` is None where the client is not known. `peer` is its address, `operation` a command or an admin call, `object`
-        what it is about (a topic, say), `detail` the reason of a denial or of a failure. `original_role` is the role for which a
-        proxy or another broker acts. `change` says what is changed where `object` does not, without secrets.
+        `principal` is None if the client is unknown. `peer` is its address, `operation` a command or an admin call, `object` its
+        object (such as a topic), `detail` the reason of a denial or failure. `original_role` is the role for which a proxy or
+        another broker acts. `change` describes the change if `object` does not, without secrets.
         """
         if self._write is None:
             return
@@ -190,7 +193,7 @@ class AuditLog:
             log.error("audit.not_written", extra={"error": str(error), "lost": self._lost, "hint": hint})
 
     async def aclose(self) -> None:
-        """Write what waits, then close the worker."""
+        """Write the waiting lines, then close the worker."""
         if self._closed:
             return
         if self._summing is not None:
@@ -206,19 +209,20 @@ class AuditLog:
             try:
                 async with asyncio.timeout(_CLOSE_TIMEOUT_S):
                     await self._worker.aclose()
-            except TimeoutError:  # standard output that is not read, or a disk that hangs
+            except TimeoutError:  # standard output is not read, or the disk hangs
                 log.error("audit.not_closed", extra={"waiting": self._in_flight, "hint": "the last lines may be lost"})
 
 
 class RefusalBudget:
-    """How many denials and failures of each client are written in a window, and how many were not. Without I/O.
+    """Numbers of denials and failures of each client in a window, written and suppressed. Without I/O.
 
-    A client is the network of a stranger, or an authenticated role: strangers do not use up the lines of roles.
+    A client is the network of an unauthenticated client, or an authenticated role at an address: the former do not use up the
+    lines of the latter.
     """
 
     def __init__(self) -> None:
         self.suppressed = 0
-        self._windows: OrderedDict[str, _Window] = OrderedDict()  # the oldest first
+        self._windows: OrderedDict[str, _Window] = OrderedDict()  # oldest first
         self._due: list[tuple[str, int]] = []
 
     @property
@@ -226,7 +230,7 @@ class RefusalBudget:
         return any(window.suppressed for window in self._windows.values())
 
     def take(self, who: str, now_ms: int) -> bool:
-        """Return whether this one is written."""
+        """Count a denial or failure, and return whether to write it."""
         window = self._windows.get(who)
         if window is None or not 0 <= now_ms - window.since_ms < WINDOW_MS:
             self._end(who)
@@ -241,7 +245,7 @@ class RefusalBudget:
         return False
 
     def due(self, now_ms: int) -> list[tuple[str, int]]:
-        """Return what is to be summed up now, by client: of windows that are over, and of those that were dropped."""
+        """Return the suppressed numbers to report now, by client: of windows that ended or were dropped."""
         while self._windows:
             who, window = next(iter(self._windows.items()))
             if 0 <= now_ms - window.since_ms < WINDOW_MS:
@@ -251,7 +255,7 @@ class RefusalBudget:
         return found
 
     def rest(self) -> list[tuple[str, int]]:
-        """Return what was not summed up yet, by client, and forget it."""
+        """Return all suppressed numbers not reported yet, by client, and clear them."""
         for who in list(self._windows):
             self._end(who)
         found, self._due = self._due, []
@@ -294,7 +298,7 @@ def _line(
         "result": result,
         "reason": detail,
     }
-    # Names may be as long as a client likes. ASCII only, so that no control character or odd line end gets into the file.
+    # Clients may send names of any length. ASCII only, so that no control character or unusual line end gets into the file.
     limits = {"change": MAX_CHANGE_CHARACTERS}
     cut = {name: value[: limits.get(name, _MAX_FIELD_CHARACTERS)] for name, value in fields.items() if value}
     return json.dumps(cut).encode("ascii") + b"\n"
@@ -305,19 +309,19 @@ def _summary(now_ms: int, who: str, suppressed: int) -> bytes:
 
 
 def _budget_of(principal: Principal | None, peer: str) -> str:
-    """Return whose lines are counted together: a role at an address, or an address; of IPv6 the network /64, which one host has."""
+    """Return the client whose lines are counted together: a role at an address, or an address (of IPv6 the /64 network)."""
     host = network_of(_host(peer))
     return host if principal is None else f"{host} {principal.role}"
 
 
 def _host(peer: str) -> str:
-    """Return `peer` without its port: `10.0.0.1:5000` and `[::1]:5000` are addresses with one."""
+    """Return `peer` without its port, if it has one, as in `10.0.0.1:5000` and `[::1]:5000`."""
     host, colon, port = peer.rpartition(":")
     return host.strip("[]") if colon and port.isdecimal() and (":" not in host or host.endswith("]")) else peer
 
 
 class AuditFile:
-    """A file of lines that is renamed to `NAME.1` when it is full, then to `NAME.2`, and so on. Blocking: for a worker."""
+    """A file of lines that is renamed to `NAME.1` when it is full, then to `NAME.2`, and so on. Blocking: use it in a worker."""
 
     def __init__(self, path: Path, *, max_bytes: int, max_files: int) -> None:
         self._path = path
@@ -343,7 +347,7 @@ class AuditFile:
                 self._size_bytes += count
                 view = view[count:]
         except OSError:
-            self.close()  # a part of a line may be there: `open` ends it before the next one
+            self.close()  # part of a line may have been written: `open` ends it before the next one
             raise
 
     def close(self) -> None:
@@ -352,21 +356,21 @@ class AuditFile:
             self._file = None
 
     def open(self) -> None:
-        """Open the file, and create it where it does not exist. `write` does it by itself. Raises OSError."""
+        """Open the file, creating it if needed. `write` opens it by itself. Raises OSError."""
         self.close()
         self._path.parent.mkdir(0o750, parents=True, exist_ok=True)
         file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)
         try:
             self._size_bytes = os.fstat(file).st_size
             if self._size_bytes and os.pread(file, 1, self._size_bytes - 1) != b"\n":
-                self._size_bytes += os.write(file, b"\n")  # a crash cut the last line off: the next one must not be joined to it
+                self._size_bytes += os.write(file, b"\n")  # a crash cut off the last line: keep the next one separate
         except BaseException:
             os.close(file)
             raise
         self._file = file
 
     def _was_moved(self) -> bool:
-        """Whether another program renamed or deleted the file, as logrotate does."""
+        """Return whether another program renamed or deleted the file, as logrotate does."""
         assert self._file is not None
         try:
             there = os.stat(self._path)
@@ -392,10 +396,10 @@ class AuditFile:
 def open_audit_log(
     settings: AuditSettings, data_dir: Path | None, is_enabled: bool, ports: Ports, opened: AsyncExitStack
 ) -> AuditLog:
-    """Return the audit log of a process, which `opened` closes. It records nothing where it is not enabled.
+    """Return the audit log of a process, which `opened` closes. It records nothing if it is not enabled.
 
-    `is_enabled`: what holds unless `settings.enabled` says something. `data_dir`: directory of the process's own data, if it has
-    one. Raises SecurityConfigurationError.
+    `is_enabled` is the default for an unset `settings.enabled`. `data_dir` is the directory of the process's own data, or None.
+    Raises SecurityConfigurationError.
     """
     if not (is_enabled if settings.enabled is None else settings.enabled):
         return AuditLog()

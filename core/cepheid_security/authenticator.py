@@ -1,9 +1,9 @@
-"""Who is that? One answer for every port: credentials in, a principal out, or the reason why not.
+"""Authenticate clients, in the same way on every port: credentials in, a principal or the reason of the refusal out.
 
 token ─► TokenVerifier, or OidcVerifier when it is from one of its issuers     basic ─► bcrypt, in a worker
-tls   ─► names of the verified certificate          none  ─► the anonymous role, where the operator named one
+tls   ─► names of the verified certificate          none  ─► the anonymous role, if the operator named one
 
-A token that was revoked is refused, whichever of the two has accepted it.
+A revoked token is refused, whichever of the two verifiers accepted it.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from cepheid_security.token_keys import TokenKey, key_path, public_key, secret_k
 from cepheid_security.tokens import TokenVerifier
 
 MAX_PASSWORD_CHECKS = 32
-"""That run at a time: each takes 50 ms and more of a processor, and strangers can ask for them."""
+"""Maximum of concurrent checks: each takes 50 ms or more of a processor, and unauthenticated clients can cause them."""
 MAX_PASSWORD_CHECKS_OF_ADDRESS = 4
-"""One address with wrong passwords does not keep the users of others out."""
+"""Maximum of concurrent checks of one address, so that its wrong passwords do not keep out users at others."""
 _MAX_BASIC_BYTES = 1024
 
 RunBlocking = Callable[[Callable[[], Principal]], Awaitable[Principal]]
 
 
 class Authenticator:
-    """`now_ms`: the wall clock. `run_blocking` runs a function off the loop: bcrypt takes 50 ms and more on purpose.
+    """Authenticates clients. `now_ms` is the wall clock; `run_blocking` runs a function outside the event loop, for slow bcrypt.
 
-    `aclose` once, when no client is asked any more.
+    Call `aclose` once, when no client is authenticated any more.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Authenticator:
         *,
         fetch: Fetch | None = None,
     ) -> None:
-        """Read keys and passwords. `fetch` gets documents of issuers; None: over HTTP. Raises SecurityConfigurationError."""
+        """Read keys and passwords. `fetch` fetches documents of issuers; None: over HTTP. Raises SecurityConfigurationError."""
         self._settings = settings
         self._now_ms = now_ms
         self._run_blocking = run_blocking
@@ -62,9 +62,9 @@ class Authenticator:
         self._tokens, self._passwords = self._read()
         self._oidc = OidcVerifier(settings.oidc, settings.clock_leeway_s, fetch) if "oidc" in settings.methods else None
         self.revoked: RevokedTokens = NOTHING_REVOKED
-        """Tokens that hold no longer. Whoever follows the list replaces it."""
+        """Revoked tokens. The follower of their record replaces it."""
         self.failures = 0
-        """Clients and calls that were refused."""
+        """Number of refused clients and calls."""
         self._password_checks = asyncio.Semaphore(MAX_PASSWORD_CHECKS)
         self._verified = VerifiedPasswords()
         self._password_shares: dict[str, _Share] = {}
@@ -73,20 +73,20 @@ class Authenticator:
         return f"<Authenticator {', '.join(self._settings.methods)}>"
 
     def reload_if_changed(self) -> bool:
-        """Read keys and passwords again when their files were exchanged, and return whether they were.
+        """Read keys and passwords again if their files were replaced, and return whether they were.
 
-        Connected clients stay. Raises SecurityConfigurationError: they cannot be used, and the earlier ones stay in use.
+        Connected clients stay connected. On SecurityConfigurationError the earlier keys and passwords stay in use.
         """
         files = self._files()
         if files == self._seen:
             return False
         self._tokens, self._passwords = self._read()
-        self._verified = VerifiedPasswords()  # a password that was changed holds no longer
+        self._verified = VerifiedPasswords()  # a password may have changed
         self._seen = files
         return True
 
     def _read(self) -> tuple[TokenVerifier, Mapping[str, bytes]]:
-        """Raises SecurityConfigurationError."""
+        """Return the keys and passwords in the files. Raises SecurityConfigurationError."""
         settings = self._settings
         tokens = TokenVerifier(
             [*_keys(settings.secret_keys, secret_key), *_keys(settings.public_keys, public_key)],
@@ -105,15 +105,15 @@ class Authenticator:
 
     @property
     def accepts_certificates(self) -> bool:
-        """Whether a client may prove itself by its TLS certificate."""
+        """Whether clients may authenticate by their TLS certificate."""
         return "tls" in self._settings.methods
 
     async def authenticate(self, credentials: Credentials) -> Principal:
-        """Return who shows these credentials. Raises AuthenticationError."""
+        """Return the principal of these credentials. Raises AuthenticationError."""
         try:
             return await self._authenticate(credentials)
         except AuthenticationUnavailableError:
-            raise  # nothing failed at the client
+            raise  # not the client's failure
         except AuthenticationError:
             self.failures += 1
             raise
@@ -126,7 +126,7 @@ class Authenticator:
             return Principal(self._settings.anonymous_role, "none")
         if method == "token" and self._oidc is not None:
             return await self._check_token(self._oidc, credentials.data.strip())
-        if method not in self._settings.methods or method == "oidc":  # its tokens come as those of the method token
+        if method not in self._settings.methods or method == "oidc":  # clients send its tokens with the method token
             shown = method[:20]
             raise AuthenticationError(f"the method {shown!r} is not accepted here, but: {', '.join(self._settings.methods)}")
         if method == "token":
@@ -136,12 +136,12 @@ class Authenticator:
         if not credentials.certificate_names:
             raise AuthenticationError("the client showed no certificate that one of this cluster's CAs signed")
         expires_at_ms = credentials.certificate_expires_at_ms
-        if expires_at_ms is not None and self._now_ms() >= expires_at_ms:  # the handshake was before
+        if expires_at_ms is not None and self._now_ms() >= expires_at_ms:  # since the handshake
             raise AuthenticationError("the client's certificate has expired: connect again with a new one")
         return Principal(credentials.certificate_names[0], "tls", expires_at_ms=expires_at_ms)
 
     def problems(self) -> list[str]:
-        """Return sentences for people about what is wrong while clients are authenticated."""
+        """Return sentences for operators about current problems of authentication."""
         return [] if self._oidc is None else self._oidc.problems()
 
     async def aclose(self) -> None:
@@ -149,7 +149,7 @@ class Authenticator:
             await self._oidc.aclose()
 
     async def _check_token(self, oidc: OidcVerifier, token: bytes) -> Principal:
-        """A token of an issuer of OpenID Connect, or of this cluster's own keys. Official clients show both alike."""
+        """Verify a token of an OpenID Connect issuer or of this cluster's own keys. Pulsar's clients send both alike."""
         if oidc.knows(token) or "token" not in self._settings.methods:
             principal = await oidc.verify(token, self._now_ms())
         else:
@@ -157,7 +157,7 @@ class Authenticator:
         return self._unrevoked(principal)
 
     def _unrevoked(self, principal: Principal) -> Principal:
-        """Return it when its token still holds. Raises AuthenticationError."""
+        """Return the principal if its token is not revoked. Raises AuthenticationError."""
         self.revoked.check(principal)
         return principal
 
@@ -172,7 +172,7 @@ class Authenticator:
         share.users += 1
         try:
             async with share.checks, self._password_checks:
-                passwords, verified = self._passwords, self._verified  # of before a reload, if there is one meanwhile
+                passwords, verified = self._passwords, self._verified  # a reload may replace them meanwhile
                 principal = await self._run_blocking(lambda: check_password(passwords, data))
                 verified.add(data, principal, _now_s())
                 return principal
@@ -183,7 +183,7 @@ class Authenticator:
 
 
 class _Share:
-    """Password checks of one address: the others of it wait. How many can wait is bounded by the limits of connections."""
+    """Limits concurrent password checks of one address; further ones wait. The connection limits bound how many can wait."""
 
     def __init__(self) -> None:
         self.checks = asyncio.Semaphore(MAX_PASSWORD_CHECKS_OF_ADDRESS)
@@ -207,7 +207,7 @@ def _keys(named: tuple[str, ...], read: Callable[[str, str | None], TokenKey]) -
 
 
 def _named(each: str) -> tuple[str | None, str]:
-    """Return the name of a key, if it has one, and where it is."""
+    """Return the name of a key, if any, and its location."""
     name, equals, location = each.partition("=")
     # A data: URL may end in `=`; a key's name has neither a slash nor a colon.
     return (name, location) if equals and "/" not in name and ":" not in name else (None, each)

@@ -1,9 +1,9 @@
-"""A certificate authority of one's own, for clusters that have none: a CA, and certificates that it signs.
+"""A certificate authority (CA) for clusters without one, and the certificates that it signs.
 
-Keys are EC keys of the curve P-256. The files are PEM; keys are readable by their owner alone.
+Keys are EC keys of the curve P-256. Files are PEM; key files are readable only by their owner.
 
-The CA is replaced in three stages. After each, every process and client reads its files again before the next one begins, so that
-no process shows a certificate that another one does not trust yet:
+The CA is replaced in three stages. After each, every process and client reads its files again before the next stage begins, so
+that no process presents a certificate that another one does not trust yet:
 
     stage     ca.pem        ca-key.pem     ca-next-key.pem    certificates
     (none)    old           old                               signed by the old CA
@@ -11,7 +11,7 @@ no process shows a certificate that another one does not trust yet:
     sign      new, old      new                               signed by the new CA
     finish    new           new                               signed by the new CA
 
-crl.pem has a list of revoked certificates (CRL) of each CA in ca.pem; that of the old CA is signed for the last time before `sign`.
+crl.pem has a list of revoked certificates (CRL) of each CA in ca.pem. The old CA signs its list for the last time before `sign`.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from typing import Any
 from cepheid_security.principal import SecurityConfigurationError
 
 _CA_DAYS = 3650
-_CERTIFICATE_DAYS = 397  # what current TLS clients accept at most of a server's certificate
+_CERTIFICATE_DAYS = 397  # the longest life of a server's certificate that current TLS clients accept
 RENEW_BEFORE = datetime.timedelta(days=30)
-"""Time before its end from which a certificate or token is made again."""
+"""Time before its expiry from which a certificate or token is issued again."""
 ROTATION_STAGES = ("trust", "sign", "finish")
-"""Stages of a replacement of the CA, in this order."""
+"""Stages of replacing the CA, in order."""
 _BACKDATED = datetime.timedelta(hours=1)
-"""Time by which certificates begin before they are made: clocks of clients may be late."""
+"""How long before their issue certificates become valid: clocks of clients may be slow."""
 _NEXT_KEY = "ca-next-key.pem"
 REVOCATION_FILE = "crl.pem"
 _SERIAL = re.compile(r"(?:serial=|0x)?([0-9A-Fa-f]{1,40}|[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){1,19})")
@@ -45,16 +45,16 @@ _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})")
 
 
 class Authority:
-    """A CA that is kept in `directory` as ca.pem and ca-key.pem. While it is being replaced, ca.pem has the old and the new one."""
+    """A CA stored in a directory as ca.pem and ca-key.pem. While it is being replaced, ca.pem has the old and the new one."""
 
     def __init__(self, directory: Path, now: datetime.datetime, renew_before: datetime.timedelta = RENEW_BEFORE) -> None:
-        """Make the CA, or read the one that is there. Raises SecurityConfigurationError."""
+        """Create the CA, or read an existing one. Raises SecurityConfigurationError."""
         self._directory, self._now, self._renew_before = directory, now, renew_before
         certificate_file, key_file = directory / "ca.pem", directory / "ca-key.pem"
         if certificate_file.exists() != key_file.exists():
             raise SecurityConfigurationError(f"{directory} has only one of ca.pem and ca-key.pem: restore the other, or remove it")
         self._trusted: list[Any] = []
-        """The certificates in ca.pem: that of this CA, and that of the CA before or after it."""
+        """Certificates in ca.pem: of this CA, and of the CA before or after it."""
         if certificate_file.exists():
             self._trusted, self._key = _read_certificates(certificate_file), _read_key(key_file)
             self._certificate = _of_key(self._trusted, self._key)
@@ -67,13 +67,13 @@ class Authority:
 
     @property
     def rotation_stage(self) -> str:
-        """The stage of the replacement of this CA, "" when it is not being replaced."""
+        """Current stage of replacing this CA, or ""."""
         if self._next_authority() is not None:
             return "trust"
         return "sign" if len(self._trusted) > 1 else ""
 
     def rotation_stage_began(self) -> datetime.datetime:
-        """Return when `rotation_stage` was reached, as the certificates that it made say. `rotation_stage` must not be empty."""
+        """Return when `rotation_stage` was reached, from the certificates that it issued. `rotation_stage` must not be empty."""
         if (found := self._next_authority()) is not None:
             made: list[Any] = [found[0]]
         else:
@@ -82,7 +82,7 @@ class Authority:
         return began + _BACKDATED
 
     def rotate(self, stage: str) -> str | None:
-        """Take one of ROTATION_STAGES and return what was changed, None if the stage was taken before.
+        """Carry out one of ROTATION_STAGES and return what was changed, or None if it was carried out before.
 
         A server's certificate keeps its hosts. Raises SecurityConfigurationError: another stage comes first.
         """
@@ -97,7 +97,7 @@ class Authority:
                 return f"signed by the new CA: {', '.join(self._sign_with_next())}"
             case "sign", "finish":
                 old = [name for name, certificate in self._own_certificates() if not _is_signed_by(certificate, self._certificate)]
-                if old:  # of a run that was broken off, or put here since
+                if old:  # left by an interrupted run, or added since
                     raise SecurityConfigurationError(f"{', '.join(old)} was signed by the old CA: run `cepheid secure init` first")
                 self._write_trusted(self._certificate)
                 self._write_revocation_lists()
@@ -113,13 +113,13 @@ class Authority:
         return None
 
     def revoked(self) -> dict[int, datetime.datetime]:
-        """Return the serial numbers of what is revoked in crl.pem, with the times. Raises SecurityConfigurationError."""
+        """Return the times of revocations in crl.pem by serial number. Raises SecurityConfigurationError."""
         return {entry.serial_number: entry.revocation_date_utc for parsed in self._revocation_lists() for entry in parsed}
 
     def revoke(self, what: str) -> tuple[int, bool]:
         """Revoke `NAME.pem`, or a certificate by its serial number in hex. Return the number, and whether that is new.
 
-        Raises SecurityConfigurationError: there is neither, or another CA signed it.
+        Raises SecurityConfigurationError if there is no such certificate or number, or another CA signed it.
         """
         path = self._directory / f"{what}.pem"
         if what in ("ca", "ca-next") or path.parent != self._directory or not path.is_file():
@@ -142,7 +142,7 @@ class Authority:
         return serial, True
 
     def ensure_revocation_list(self) -> str | None:
-        """Write crl.pem when a CA in ca.pem has no list there, or the next update is due soon. Return what was done, or None.
+        """Write crl.pem if this CA has no list there, or its next update is due soon. Return what was done, or None.
 
         Raises SecurityConfigurationError.
         """
@@ -160,7 +160,7 @@ class Authority:
         return parse_lists(path, path.read_bytes()) if path.exists() else []
 
     def _write_revocation_lists(self, *serials: int) -> None:
-        """Write the lists of all CAs in ca.pem, and add `serials` to that of this CA. A CA without a key keeps the list it has."""
+        """Write the lists of all CAs in ca.pem, adding `serials` to that of this CA. A CA without a key here keeps its list."""
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.serialization import Encoding
@@ -193,7 +193,7 @@ class Authority:
         path.chmod(0o644)
 
     def _sign_with_next(self) -> list[str]:
-        """Make the next CA the one that signs, and issue all certificates again. Returns their names."""
+        """Make the next CA the signing one, issue all certificates again and return their names."""
         found = self._next_authority()
         assert found is not None
         self._certificate, self._key = found
@@ -208,16 +208,16 @@ class Authority:
         return names
 
     def _next_authority(self) -> tuple[Any, Any] | None:
-        """Return certificate and key of the CA that is trusted and does not sign yet."""
+        """Return certificate and key of the CA that is trusted but does not sign yet."""
         path = self._directory / _NEXT_KEY
         if not path.exists():
             return None
         key = _read_key(path)
         certificate = _of_key(self._trusted, key)
-        return None if certificate is None else (certificate, key)  # none: of a run that was broken off
+        return None if certificate is None else (certificate, key)  # none: left by an interrupted run
 
     def _own_certificates(self) -> list[tuple[str, Any]]:
-        """Return the certificates in the directory whose keys are there, by name."""
+        """Return the certificates in the directory that have their keys there, by name."""
         names = [path.name.removesuffix("-key.pem") for path in sorted(self._directory.glob("*-key.pem"))]
         files = [(name, self._directory / f"{name}.pem") for name in names if name not in ("ca", "ca-next")]
         return [(name, _read_certificates(path)[0]) for name, path in files if path.exists()]
@@ -239,9 +239,9 @@ class Authority:
         self._trusted = list(certificates)
 
     def issue(self, name: str, *, hosts: Sequence[str] = (), for_servers: bool) -> None:
-        """Write `NAME.pem` and `NAME-key.pem`, in the place of earlier ones. `hosts`: names and addresses of a server.
+        """Write `NAME.pem` and `NAME-key.pem`, replacing earlier ones. `hosts`: names and addresses of a server.
 
-        Raises SecurityConfigurationError: one of `hosts` is neither.
+        Raises SecurityConfigurationError if one of `hosts` is neither.
         """
         from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -261,9 +261,9 @@ class Authority:
         certificate_file.chmod(0o644)
 
     def ensure(self, name: str, *, hosts: Sequence[str] = (), for_servers: bool) -> str | None:
-        """Issue `NAME.pem` when it is missing, expires soon, or lacks one of `hosts`. Return what was done, or None.
+        """Issue `NAME.pem` if it is missing, expires soon, or lacks one of `hosts`. Return what was done, or None.
 
-        Hosts that it has stay: clients use them. Raises SecurityConfigurationError, also as `issued`.
+        It keeps the hosts that it has, since clients use them. Raises SecurityConfigurationError, and what `issued` raises.
         """
         found = self.issued(name)
         if found is None:
@@ -278,9 +278,9 @@ class Authority:
         return f"{name}.pem (again, {why})"
 
     def issued(self, name: str) -> Issued | None:
-        """Return what `NAME.pem` says; None when it or its key is missing, as after a run that was broken off.
+        """Return the contents of `NAME.pem`, or None if it or its key is missing, as after an interrupted run.
 
-        Raises SecurityConfigurationError: it was signed by another CA, or is not the certificate of the key beside it.
+        Raises SecurityConfigurationError if another CA signed it, or it does not belong to `NAME-key.pem`.
         """
         certificate_file, key_file = self._directory / f"{name}.pem", self._directory / f"{name}-key.pem"
         if not certificate_file.exists() or not key_file.exists():
@@ -342,7 +342,7 @@ class Authority:
         )
         if not is_ca:
             usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
-            if for_servers:  # brokers are clients of each other, too
+            if for_servers:  # servers are also clients: brokers of each other, for example
                 usages.insert(0, ExtendedKeyUsageOID.SERVER_AUTH)
             builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         if names:
@@ -352,8 +352,8 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A certificate that is there: the names and addresses that it is for, its end, and whether a CA that is replaced signed it or
-    it was revoked."""
+    """An existing certificate: its names and addresses, its expiry, and whether it was signed by a CA that is being replaced or was
+    revoked."""
 
     hosts: tuple[str, ...]
     valid_until: datetime.datetime
@@ -362,14 +362,14 @@ class Issued:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file that its owner alone may read. A file that exists stays: raises FileExistsError."""
+    """Write a new file that only its owner may read. Raises FileExistsError."""
     if path.exists() or path.is_symlink():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     replace_private(path, data)
 
 
 def replace_private(path: Path, data: bytes) -> None:
-    """Write a file that its owner alone may read, in the place of an earlier one. It is there whole or not at all."""
+    """Write a file that only its owner may read, replacing an earlier one atomically."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
@@ -445,12 +445,12 @@ def _is_signed_by(certificate: Any, authority: Any) -> bool:
 
 
 def _is_list_of(revocations: Any, authority: Any) -> bool:
-    """Return whether a revocation list is one of this CA."""
+    """Return whether this CA issued a revocation list."""
     return revocations.issuer == authority.subject and bool(revocations.is_signature_valid(authority.public_key()))
 
 
 def _of_key(certificates: Sequence[Any], key: Any) -> Any:
-    """Return the certificate of this key, None if there is none."""
+    """Return the certificate of this key, or None."""
     return next((each for each in certificates if each.public_key() == key.public_key()), None)
 
 

@@ -1,15 +1,15 @@
-"""Who may do what: one decision for every port, without I/O.
+"""Authorization: one decision for every port, without I/O.
 
     settings: super-users, proxies ─┐
     records: administrators, grants ─┼─► decide(need, topic, subscription) ─► allowed or not, and by which rule
     the client's principal ─────────┘
 
 Rules
-1. What no rule allows is denied.
+1. Everything that no rule allows is denied.
 2. Super-users may do everything, administrators of a tenant everything inside it.
-3. Another role needs a grant of the action, on the topic or on its namespace. A grant on a partitioned topic covers its partitions.
-4. A subscription that has roles of its own, or a namespace in the mode Prefix, narrows who may consume; it grants nothing.
-5. A proxy role names the role that it speaks for, and both must be allowed. No other role may speak for somebody else.
+3. Other roles need a grant of the action, on the topic or on its namespace. A grant on a partitioned topic covers its partitions.
+4. A subscription with roles of its own, or a namespace in the mode Prefix, restricts which roles may consume; it grants nothing.
+5. A proxy role names the role that it acts for, and both must be allowed. No other role may act for another one.
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ from typing import Literal, get_args
 from cepheid_security.principal import Principal
 
 Action = Literal["produce", "consume", "functions", "sources", "sinks", "packages"]
-"""What can be granted. The names are those of Pulsar's admin API (AuthAction)."""
+"""An action that can be granted. The names are those of Pulsar's admin API (AuthAction)."""
 ACTIONS: tuple[Action, ...] = get_args(Action)
 
 SubscriptionAuthMode = Literal["None", "Prefix"]
 
 
 class Need(enum.Enum):
-    """What an operation asks of the client that wants it."""
+    """The permission that an operation needs."""
 
     NOBODY_IN_PARTICULAR = "nobody in particular"
-    """Open to strangers: probes."""
+    """Open to every client, authenticated or not: probes."""
     AUTHENTICATED = "authenticated"
     PRODUCE = "produce"
     CONSUME = "consume"
-    """With a subscription, where one is named."""
+    """With a subscription, if one is named."""
     PRODUCE_OR_CONSUME = "produce or consume"
     """Lookups, partitions, schemas and statistics of one topic."""
     NAMESPACE_READ = "namespace read"
-    """Lists of topics: any grant of produce or consume in the namespace. The list holds only topics that the role may use."""
+    """Lists of topics: any grant of produce or consume in the namespace. The list has only topics that the role may use."""
     TENANT_ADMIN = "tenant admin"
     SUPER_USER = "super-user"
     CLUSTER_PEER = "cluster peer"
@@ -50,7 +50,7 @@ class Need(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Roles that the settings of a process name."""
+    """Special roles from the settings of a process."""
 
     super_users: frozenset[str] = frozenset()
     proxies: frozenset[str] = frozenset()
@@ -59,15 +59,15 @@ class Roles:
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """What the records of one namespace and of its tenant allow."""
+    """Permissions from the records of one namespace and its tenant."""
 
     tenant_admins: frozenset[str] = frozenset()
     namespace: Mapping[str, frozenset[Action]] = field(default_factory=dict)
-    """By role."""
+    """Actions by role."""
     topics: Mapping[str, Mapping[str, frozenset[Action]]] = field(default_factory=dict)
-    """By the full name of the topic (that of a partitioned topic covers its partitions), and by role."""
+    """Actions by the topic's full name (a partitioned topic's covers its partitions) and by role."""
     subscriptions: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Roles by subscription. A subscription that is not here, or without roles, is open to each role that may consume."""
+    """Roles by subscription. A subscription without an entry or roles is open to each role that may consume."""
     subscription_auth_mode: SubscriptionAuthMode = "None"
     """Prefix: the name of a subscription must begin with the role."""
 
@@ -77,11 +77,13 @@ NO_GRANTS = Grants()
 
 @dataclass(frozen=True, slots=True)
 class Decision:
+    """Whether an operation is allowed, and by which rule."""
+
     allowed: bool
     rule: str
-    """The sentence that says which rule allows or denies. It is shown to the client, so it names no other roles."""
+    """A sentence that says which rule allows or denies. Clients see it, so it names no other roles."""
     temporary: bool = False
-    """Denied only because the permissions cannot be read at the moment."""
+    """Whether it is denied only because the permissions cannot be read now."""
 
 
 _TOPIC_ACTIONS: Mapping[Need, tuple[Action, ...]] = {
@@ -90,7 +92,7 @@ _TOPIC_ACTIONS: Mapping[Need, tuple[Action, ...]] = {
     Need.PRODUCE_OR_CONSUME: ("produce", "consume"),
     Need.NAMESPACE_READ: ("produce", "consume"),
 }
-# The same partitions as TopicName.partition_index knows, in a package that does not import it.
+# Finds the same partitions as TopicName.partition_index, which this package does not import.
 _PARTITION = re.compile(r"(?<=[^/])-partition-(0|[1-9][0-9]{0,9})\Z")
 _MAX_PARTITION_INDEX = (1 << 31) - 1
 
@@ -104,10 +106,10 @@ def decide(
     topic: str | None = None,
     subscription: str | None = None,
 ) -> Decision:
-    """Return whether `principal` (None: not authenticated) may do what has this need, and the rule that says so.
+    """Return whether `principal` (None: not authenticated) may do what needs this permission, and by which rule.
 
-    `grants` are those of the namespace that the operation concerns. `topic`: full name, may be a partition. Without it only what
-    holds for all topics of the namespace counts; Need.NAMESPACE_READ is met by a grant on any topic.
+    `grants` are those of the operation's namespace. `topic` is a full name, possibly of a partition. Without it only grants for
+    all topics of the namespace count; Need.NAMESPACE_READ is met by a grant on any topic.
     """
     if need is Need.NOBODY_IN_PARTICULAR:
         return Decision(True, "it is open to every client")
@@ -122,9 +124,9 @@ def decide(
 
 
 def usable_topics(roles: Roles, grants: Grants, principal: Principal | None) -> Callable[[str], bool]:
-    """Return a test of full names of topics: whether `principal` may use the topic of that name.
+    """Return a function that tells whether `principal` may use the topic of a full name.
 
-    It answers as `decide` does with Need.PRODUCE_OR_CONSUME. What depends on the role alone is computed once, since lists have
+    It answers as `decide` does with Need.PRODUCE_OR_CONSUME. What depends only on the role is computed once, since lists have
     thousands of names.
     """
     need = Need.PRODUCE_OR_CONSUME
@@ -143,7 +145,7 @@ def _granted_names(grants: Grants, role: str, actions: tuple[Action, ...]) -> fr
 
 
 def original_role_problem(roles: Roles, role: str, original_role: str | None) -> str | None:
-    """Return why a client with `role` cannot speak for `original_role` (None: it speaks for itself); None: it can."""
+    """Return why a client with `role` cannot act for `original_role` (None: for itself), or None if it can."""
     if role not in roles.proxies:
         if original_role is None or original_role == role:
             return None
@@ -172,7 +174,7 @@ def _decide_role(roles: Roles, grants: Grants, role: str, need: Need, topic: str
         return Decision(False, f"role {role!r} is not an administrator of the tenant")
     granted = _granted(grants, role, need, topic)
     if granted.allowed and need is Need.CONSUME and subscription is not None:
-        # Only now: a role without a grant must not learn which subscriptions are reserved.
+        # Checked last: a role without a grant must not learn which subscriptions are reserved.
         return _narrowed(grants, role, subscription) or granted
     return granted
 
@@ -207,7 +209,7 @@ def _granted(grants: Grants, role: str, need: Need, topic: str | None) -> Decisi
 
 
 def _names_of(topic: str | None) -> tuple[str, ...]:
-    """The names under which a grant may stand: of the topic, and of the partitioned topic that it is a partition of."""
+    """Return the names to look up in grants: the topic's, and that of the partitioned topic that it is a partition of."""
     if topic is None:
         return ()
     found = _PARTITION.search(topic)

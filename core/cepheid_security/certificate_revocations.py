@@ -1,16 +1,16 @@
-"""Certificates that their CA has revoked: revocation lists (CRLs) in files, checked at each handshake and on open connections.
+"""Revoked certificates: revocation lists (CRLs) in files, checked at each handshake and on open connections.
 
     file or folder of CRLs ──► signed by a CA that this process trusts? ──► serial numbers by issuer
-    handshake ──► OpenSSL checks chain, dates and name ──► RevocationContext looks up the certificate ──► refused, or the connection
-    open connection, call of gRPC ──► why_revoked ──► ended
+    handshake ──► OpenSSL checks chain, dates and name ──► RevocationContext looks up the certificate ──► refused or accepted
+    open connection, gRPC call ──► why_revoked ──► closed
 
 Rules
-1. A list stays in force after its date of the next update, with a warning. What it revokes stays revoked, and other certificates
-   are accepted. OpenSSL's own check (VERIFY_CRL_CHECK_LEAF) would refuse every certificate of that CA from this date on, and of a
-   CA without a list: one file that was not replaced in time would stop a cluster. gRPC for Python has no such check at all. So all
-   ports decide here, by the same rule, and a resumed TLS session is checked as well.
-2. Lists of one CA add up. A list counts only with the signature of a CA in the file of CAs: lists often come by plain HTTP.
-3. Files that cannot be used leave the earlier lists in force, and are named in the log once.
+1. A list stays in force after the date of its next update, with a warning. What it revokes stays revoked, and other certificates
+   are accepted. OpenSSL's own check (VERIFY_CRL_CHECK_LEAF) would refuse every certificate of that CA from this date on, and every
+   one of a CA without a list: one file not replaced in time would stop a cluster. gRPC for Python has no such check. So all ports
+   decide here, by the same rule, and a resumed TLS session is checked as well.
+2. Lists of one CA add up. A list counts only if a CA in the CA file signed it: lists are often fetched over plain HTTP.
+3. If files cannot be used, the earlier lists stay in force, and the files are logged once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cepheid_security.principal import SecurityConfigurationError
 log = logging.getLogger(__name__)
 
 LOOK_S = 10.0
-"""Time between two looks for new files."""
+"""Time between two checks for new files."""
 REVOKED = "the certificate was revoked by its CA"
 _PEM = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", re.DOTALL)
 
@@ -41,7 +41,7 @@ CertificateId = tuple[bytes, int]
 
 @dataclass(frozen=True, slots=True)
 class RevocationList:
-    """What one list says. `next_update` is None where the CA names no date."""
+    """The contents of one list. `next_update` is None if the CA gives no date."""
 
     issuer: str
     next_update: datetime.datetime | None
@@ -49,7 +49,7 @@ class RevocationList:
 
 
 class RevokedCertificates:
-    """The lists in a file or in the files of a folder, PEM or DER. It reads them again when they change, as they are asked for."""
+    """The lists in a file or in the files of a folder, PEM or DER. They are read again when they have changed, on use."""
 
     def __init__(self, path: str, ca_file: str) -> None:
         """`ca_file`: the CAs whose lists count. Raises SecurityConfigurationError."""
@@ -59,7 +59,7 @@ class RevokedCertificates:
         self._serials: Mapping[bytes, frozenset[int]] = {}
         self._read()
         self.version = 0
-        """Another number when the lists have changed."""
+        """A number that changes with the lists."""
         self._looked_at_s = time.monotonic()
         self._warned: set[str] = set()
         self._warn()
@@ -68,20 +68,20 @@ class RevokedCertificates:
         return f"<RevokedCertificates {self._path}: {sum(len(each.serials) for each in self.lists)}>"
 
     def why_revoked(self, certificate: bytes) -> str | None:
-        """Return a sentence when the certificate (PEM or DER) is revoked, None when it is not."""
+        """Return a sentence if the certificate (PEM or DER) is revoked, else None."""
         self.follow()
         issuer, serial = certificate_id(certificate)
         return REVOKED if serial in self._serials.get(issuer, ()) else None
 
     def follow(self) -> None:
-        """Look for new files, at most once in LOOK_S."""
+        """Check for new files, at most once in LOOK_S."""
         now_s = time.monotonic()
         if now_s - self._looked_at_s >= LOOK_S:
             self._looked_at_s = now_s
             self.reload_if_changed()
 
     def reload_if_changed(self) -> None:
-        """Read the files again when they have changed."""
+        """Read the files again if they have changed."""
         state = self._state()
         if state != self._seen:
             self._seen = state
@@ -96,7 +96,7 @@ class RevokedCertificates:
         self._warn()
 
     def problems(self) -> list[str]:
-        """Return sentences for people about lists that are missing or too old."""
+        """Return sentences for operators about lists that are missing or out of date."""
         if not self.lists:
             return [f"{self._path} has no revocation list of a CA in {self._ca_file}: no certificate is revoked"]
         now = datetime.datetime.now(datetime.UTC)
@@ -129,7 +129,7 @@ class RevokedCertificates:
             for path in (*self._files(), Path(self._ca_file)):
                 stat = path.stat()
                 found.append((str(path), stat.st_mtime_ns, stat.st_ino))
-        except OSError:  # reading names the file
+        except OSError:  # reading the file will report its name
             found.append(("", 0, 0))
         return tuple(found)
 
@@ -149,7 +149,7 @@ class RevokedCertificates:
                 issuer = parsed.issuer.public_bytes()
                 keys = [each.public_key() for each in authorities if each.subject == parsed.issuer]
                 name = parsed.issuer.rfc4514_string()
-                if not keys:  # of a CA that signs for other ports of this process, or that was replaced
+                if not keys:  # of a CA for other ports of this process, or of one that was replaced
                     log.info("tls.crl_of_another_ca", extra={"path": str(path), "issuer": name, "ca_file": self._ca_file})
                     continue
                 if not any(_is_signed_with(parsed, key) for key in keys):
@@ -165,13 +165,13 @@ class RevokedCertificates:
 
 @lru_cache(maxsize=64)
 def revoked_certificates(path: str, ca_file: str) -> RevokedCertificates:
-    """Return the lists of these files, which all ports and connections of a process share. Raises SecurityConfigurationError."""
+    """Return the lists of these files, shared by all ports and connections of a process. Raises SecurityConfigurationError."""
     return RevokedCertificates(path, ca_file)
 
 
 @lru_cache(maxsize=1024)
 def certificate_id(certificate: bytes) -> CertificateId:
-    """Return what a revocation list names a certificate (PEM or DER) by."""
+    """Return the id by which a revocation list names a certificate (PEM or DER)."""
     from cryptography import x509
 
     load = x509.load_pem_x509_certificate if certificate.startswith(b"-----") else x509.load_der_x509_certificate
@@ -192,7 +192,7 @@ class _CheckedSocket(ssl.SSLSocket):
 
 
 class RevocationContext(ssl.SSLContext):
-    """A context whose handshakes fail when `revoked` has the peer's certificate."""
+    """A TLS context whose handshakes fail if `revoked` has the peer's certificate."""
 
     sslobject_class = _CheckedObject
     sslsocket_class = _CheckedSocket
@@ -200,7 +200,7 @@ class RevocationContext(ssl.SSLContext):
 
 
 def why_revoked(connection: ssl.SSLObject | ssl.SSLSocket | None) -> str | None:
-    """Return a sentence when the certificate of the peer is revoked now, after the handshake; None: it is not, or not checked."""
+    """Return a sentence if the peer's certificate is revoked now, after the handshake; None if it is not, or is not checked."""
     context = None if connection is None else connection.context
     if not isinstance(context, RevocationContext):
         return None
@@ -210,7 +210,7 @@ def why_revoked(connection: ssl.SSLObject | ssl.SSLSocket | None) -> str | None:
 
 
 def _check(connection: ssl.SSLObject | ssl.SSLSocket) -> None:
-    """Raises SSLCertVerificationError."""
+    """Raise SSLCertVerificationError if the peer's certificate is revoked."""
     if (reason := why_revoked(connection)) is not None:
         error = ssl.SSLCertVerificationError(1, f"[SSL: CERTIFICATE_REVOKED] certificate verify failed: {reason}")
         error.reason, error.verify_message = "CERTIFICATE_REVOKED", reason
@@ -218,7 +218,7 @@ def _check(connection: ssl.SSLObject | ssl.SSLSocket) -> None:
 
 
 def parse_lists(path: Path, data: bytes) -> list[Any]:
-    """Return the lists in a file, as `cryptography` has them. Raises SecurityConfigurationError."""
+    """Return the lists in a file as objects of `cryptography`. Raises SecurityConfigurationError."""
     try:
         from cryptography import x509
     except ImportError:
@@ -239,7 +239,7 @@ def _authorities(ca_file: str) -> list[Any]:
     try:
         from cryptography import x509
     except ImportError:
-        return []  # parsing a list names the package
+        return []  # parsing a list reports the missing package
     try:
         return list(x509.load_pem_x509_certificates(Path(ca_file).read_bytes()))
     except (OSError, ValueError) as error:
@@ -254,7 +254,7 @@ def _is_signed_with(parsed: Any, key: Any) -> bool:
 
 
 def _is_removal(entry: Any) -> bool:
-    """Return whether an entry of a delta list takes an earlier revocation back."""
+    """Return whether an entry of a delta list withdraws an earlier revocation."""
     from cryptography import x509
 
     try:

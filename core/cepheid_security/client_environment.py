@@ -1,13 +1,12 @@
-"""What clients show to brokers beside a certificate, and where the environment has it, so that no secret stands in a process list.
+"""Credentials of clients other than certificates, from environment variables, so that no process list shows a secret.
 
-CEPHEID_TOKEN_FILE, CEPHEID_TOKEN    a token, of a file or as it is
-CEPHEID_OAUTH2_FILE                  a client id with its secret, for which an issuer gives tokens (JSON, as for Pulsar's clients)
+CEPHEID_TOKEN_FILE, CEPHEID_TOKEN    a file with a token, or a token
+CEPHEID_OAUTH2_FILE                  a client id and secret, for which an issuer returns tokens (JSON, as for Pulsar's clients)
 CEPHEID_OAUTH2_AUDIENCE              the audience of these tokens, unless the file has it
 CEPHEID_USER                         a user name, with its password in
 CEPHEID_PASSWORD_FILE, CEPHEID_PASSWORD
 
-The first of these that is set counts. `ClientTls.from_environment` has the certificates. A variable that is empty is one that is
-not set.
+The first of these that is set counts; an empty variable counts as unset. `ClientTls.from_environment` has the certificates.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from cepheid_ports import CepheidError
 from cepheid_security.oauth2 import ClientCredentials
 
 Token = str | Path | Callable[[], str]
-"""A token, the file that has it, or a function that returns it, such as `ClientCredentials`. The last two may change with time."""
+"""A token, a file with it, or a function that returns it, such as `ClientCredentials`. The last two may change with time."""
 
 
 class NoTokenError(CepheidError):
-    """A token or a password was named that cannot be read."""
+    """A token or password that was configured cannot be read."""
 
 
 @dataclass(slots=True)
 class TokenFile:
-    """A function that returns the token in a file as it is now, since one that expires is replaced there.
+    """A function that returns the token currently in a file, since an expiring token is replaced there.
 
-    Where there is no such file any more, as in a Spark task on another machine, it is the last one that was read.
+    If the file cannot be read, as in a Spark task on another machine, it returns the last token that was read.
     """
 
     path: str
@@ -59,9 +58,9 @@ class ClientSecrets:
     password: tuple[str, str] | None = field(default=None, repr=False)
 
     def authorization(self) -> str | None:
-        """Return the header of HTTP for this moment, None without secrets. It may wait for an issuer of tokens.
+        """Return the current HTTP Authorization header, or None without secrets. It may wait for an issuer of tokens.
 
-        Raises NoTokenError, and what a function as token raises.
+        Raises NoTokenError, and what a token function raises.
         """
         if self.password is not None:
             return f"Basic {base64.b64encode(':'.join(self.password).encode()).decode()}"
@@ -80,7 +79,7 @@ NO_SECRETS = ClientSecrets()
 
 
 def own_secrets() -> ClientSecrets:
-    """Return what the environment names. Raises NoTokenError, SecurityConfigurationError; nothing is fetched yet."""
+    """Return the secrets in the environment, without fetching tokens. Raises NoTokenError, SecurityConfigurationError."""
     environment = os.environ
     if path := environment.get("CEPHEID_TOKEN_FILE"):
         return ClientSecrets(TokenFile(path, _text_of(Path(path), "CEPHEID_TOKEN_FILE names")))
@@ -99,7 +98,7 @@ def own_secrets() -> ClientSecrets:
 
 @functools.cache
 def oauth2_credentials(path: str, audience: str | None = None) -> ClientCredentials:
-    """Return what fetches tokens, by a key file. One process makes several connections: they share a token while it holds."""
+    """Return the token function for a key file. All connections of a process share it, and so a valid token."""
     return ClientCredentials.from_file(path, audience=audience)
 
 

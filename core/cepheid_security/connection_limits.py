@@ -1,7 +1,7 @@
-"""Decide how many connections a port holds: before it is known who they are, of one address, and in all. No I/O.
+"""Limit the connections of a port: before authentication, of one address, and in all. No I/O.
 
-    Arrivals           strangers are refused above a bound; those whose client is known make room for others
-    ConnectionLimits   nobody is refused: above the limits a connection is in a reserve, where only probes are answered
+    Arrivals           refuses connections above a bound on unauthenticated ones; each authentication frees a place
+    ConnectionLimits   refuses none: above the limits a connection is in a reserve, where only probes are answered
 
     Arrivals.admit ──► Place: arriving (TLS handshake, authentication) ──settle──► served ──free──► gone
                    └─► the reason why there is no place: the connection is closed at once
@@ -10,9 +10,9 @@
                            └─► above one of them: the reserve     only probes are answered; a full one drops its oldest connection
 
 Rules
-1. A flood cannot keep out a probe: it gets a place in the reserve at once, and uses it at once.
+1. A flood cannot keep out a probe: a probe gets a place in the reserve at once, and uses it at once.
 2. One address has few places in the reserve, so a flood from one address drops its own connections there.
-3. Loopback has no limit of its own: a proxy on this machine brings the clients of many.
+3. Loopback has no limit per address: a proxy on this machine forwards many clients.
 4. Of IPv6 a network /64 counts as one address, since one host may use all of it.
 """
 
@@ -33,7 +33,7 @@ RESERVE_PER_ADDRESS = 4
 
 
 class Place:
-    """What one connection occupies. `settle` when its client is known, `free` at its end; both may be called again."""
+    """The place of one connection. Call `settle` after authentication and `free` at its end; both are idempotent."""
 
     __slots__ = ("_address", "_arrivals", "_is_arriving", "_is_free")
 
@@ -56,7 +56,7 @@ class Place:
 
 
 class Arrivals:
-    """The places of one port, or of several. `names_settings`: whether reasons name the broker's settings of the limits."""
+    """The places of one or several ports. `names_settings`: whether reasons name the broker's settings for the limits."""
 
     def __init__(
         self, *, max_arriving: int, max_arriving_per_address: int, max_per_address: int, names_settings: bool = True
@@ -73,7 +73,7 @@ class Arrivals:
         return f"<Arrivals {self.arriving} arriving, {self._open_of.total()} in all>"
 
     def admit(self, address: str) -> Place | str:
-        """Return a place for a new connection, or the reason why it gets none."""
+        """Return a place for a new connection, or the reason for refusing it."""
         network = network_of(address)
         if self.arriving >= self._max_arriving:
             return self._named(f"{self.arriving:,} connections have not authenticated yet", "connection.max_unauthenticated")
@@ -116,16 +116,16 @@ class PortStatistics:
 
 @dataclass(frozen=True, slots=True)
 class Admission(Generic[Connection]):
-    """What a new connection may do. `limited_by` says why only probes are answered; `dropped` has to be closed for it."""
+    """The result of `admit`. `limited_by` says why only probes are answered, if so; close the connection `dropped`, if any."""
 
     limited_by: str | None = None
     dropped: Connection | None = None
 
 
 class ConnectionLimits(Generic[Connection]):
-    """The open connections of one port. `admit` and `release` each of them once.
+    """The open connections of one port. Call `admit` and `release` once for each.
 
-    `port` is its name for people. `settings`: prefix of the settings that bound it, None where they are constants.
+    `port` is its name in messages. `settings` is the prefix of the settings with the limits, None for constant limits.
     """
 
     def __init__(self, max_connections: int, max_per_address: int, *, port: str = "admin", settings: str | None = "admin") -> None:
@@ -161,7 +161,7 @@ class ConnectionLimits(Generic[Connection]):
         return Admission(limited_by, dropped)
 
     def release(self, connection: Connection) -> None:
-        """Free the place of a closed connection; one that was dropped has none."""
+        """Free the place of a closed connection. A dropped one has none."""
         self._reserve.pop(connection, None)
         network = self._served.pop(connection, None)
         if network is not None:
@@ -188,7 +188,7 @@ class ConnectionLimits(Generic[Connection]):
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether the address is of this machine: proxies on it hide many clients, so limits per address exempt it."""
+    """Return whether the address is of this machine. Limits per address exempt it, since a proxy here forwards many clients."""
     try:
         found = ip_address(address)
     except ValueError:  # not a network address: a socket of this machine

@@ -1,6 +1,6 @@
-"""How long a failed authentication is answered late: guessing slows down, and nobody is locked out. No I/O and no clock.
+"""How long answers to failed authentications are delayed: guessing slows down, and no client is locked out. No I/O and no clock.
 
-Only failures wait, so a client with good credentials is served at once, also when others behind the same address fail.
+Only failures are delayed, so a client with valid credentials is served at once, even if others at the same address fail.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from collections import OrderedDict
 from ipaddress import IPv6Address, IPv6Network
 
 _FREE = 10
-"""Failures of one address that are answered at once: a restarted client that has an old password makes a few."""
+"""Failures of one address that are answered at once: a restarted client with an old password causes a few."""
 _FIRST_DELAY_S = 0.25
 MAX_DELAY_S = 4.0
-"""It stays below the time in which a client must have authenticated: the reason is answered, not a timeout."""
+"""Longest delay. Below the time limit for authentication, so that clients get the reason instead of a timeout."""
 _FORGOTTEN_AFTER_S = 60.0
 _MAX_ADDRESSES = 10_000
 
 
 def network_of(address: str) -> str:
-    """Return what per-address limits count: an IPv4 address, or the /64 network of an IPv6 one, which one host may have to itself.
+    """Return the unit that per-address limits count: an IPv4 address, or the /64 network of an IPv6 one, which one host may own.
 
-    A port that takes both kinds shows IPv4 addresses as mapped ones of IPv6: these are separate addresses.
+    A port for both kinds reports IPv4 addresses mapped to IPv6: these count as separate addresses.
     """
     if ":" in address:
         try:
@@ -32,7 +32,7 @@ def network_of(address: str) -> str:
 
 
 class FailedAttempts:
-    """Failures by address (`network_of`). Addresses beyond the bound are forgotten, the ones that failed longest ago first."""
+    """Failures by address (`network_of`). Beyond the bound the addresses that failed longest ago are dropped."""
 
     def __init__(self) -> None:
         self._by_address: OrderedDict[str, tuple[int, float]] = OrderedDict()  # failures, time of the last one
@@ -41,7 +41,7 @@ class FailedAttempts:
         return f"<FailedAttempts {len(self._by_address)} addresses>"
 
     def note(self, address: str, now_s: float) -> float:
-        """Count a failure. Return the seconds after which it is answered."""
+        """Count a failure, and return the seconds by which to delay its answer."""
         address = network_of(address)
         failures, last_s = self._by_address.pop(address, (0, now_s))
         failures = 1 if now_s - last_s > _FORGOTTEN_AFTER_S else failures + 1

@@ -1,8 +1,7 @@
-"""gRPC credentials from the certificate files of a process. gRPC is imported when it is used.
+"""gRPC credentials from the certificate files of a process. gRPC is imported on use.
 
-Servers ask for new files at each handshake (`grpc.dynamic_ssl_server_credentials`), so an exchanged certificate or client CA is in
-use for the next connection. A channel keeps the credentials it was made with; its owner makes a new one when `ClientTls.state`
-has changed.
+Servers read new files at each handshake (`grpc.dynamic_ssl_server_credentials`), so a replaced certificate or client CA applies to
+the next connection. A channel keeps its credentials; its owner creates a new channel when `ClientTls.state` has changed.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ log = logging.getLogger(__name__)
 
 
 def channel_credentials(tls: ClientTls) -> Any:
-    """Return `grpc.ChannelCredentials` of the files as they are now. Raises SecurityConfigurationError."""
+    """Return `grpc.ChannelCredentials` from the current files. Raises SecurityConfigurationError."""
     import grpc
 
     files = (tls.ca_file, tls.key_file, tls.certificate_file)
-    tls.context()  # names the file that is wrong; gRPC would only fail to connect
+    tls.context()  # reports the unusable file; gRPC would only fail to connect
     return grpc.ssl_channel_credentials(*(None if path is None else _bytes_of(path) for path in files))
 
 
 def server_credentials(certificate_file: str, key_file: str, client_ca_file: str) -> Any:
     """Return `grpc.ServerCredentials` that demand a client certificate and follow changes of the files.
 
-    Files that cannot be used leave the previous ones in force, and are named in the log once.
-    Raises SecurityConfigurationError when the first files cannot be used.
+    If files cannot be used, the previous ones stay in force, and they are logged once.
+    Raises SecurityConfigurationError if the first files cannot be used.
     """
     import grpc
 
@@ -40,7 +39,7 @@ def server_credentials(certificate_file: str, key_file: str, client_ca_file: str
     seen = file_state(files)
 
     def changed() -> Any:
-        """Called by gRPC in a thread of its own at each handshake. None: as before."""
+        """Return the new configuration, or None if unchanged. gRPC calls it in its own thread at each handshake."""
         nonlocal seen
         state = file_state(files)
         if state == seen:
@@ -60,7 +59,7 @@ def server_credentials(certificate_file: str, key_file: str, client_ca_file: str
 def _server_configuration(certificate_file: str, key_file: str, client_ca_file: str) -> Any:
     import grpc
 
-    # Tried out first: gRPC refuses a pair that does not match without a reason.
+    # Checked first: gRPC refuses a certificate and key that do not match without a reason.
     ServerTls(certificate_file, key_file, client_ca_file=client_ca_file, client_certificates="required")
     pair = (_bytes_of(key_file), _bytes_of(certificate_file))
     return grpc.ssl_server_certificate_configuration([pair], root_certificates=_bytes_of(client_ca_file))
@@ -69,7 +68,7 @@ def _server_configuration(certificate_file: str, key_file: str, client_ca_file: 
 def peer_role(auth_context: dict[str, Any], rule: CertificateRule = "common_name") -> str:
     """Return the name in a gRPC peer's verified certificate that is its role by `rule`, "" without a certificate or such a name.
 
-    `auth_context`: that of the call. As `certificate_names` decides on other ports, where the first name is the role.
+    `auth_context` is the call's. `certificate_names` decides likewise on other ports, where the first name is the role.
     """
     certificate = peer_certificate(auth_context)
     names = () if certificate is None else _names_in(certificate, rule)
@@ -78,7 +77,7 @@ def peer_role(auth_context: dict[str, Any], rule: CertificateRule = "common_name
 
 @lru_cache(maxsize=256)
 def _names_in(certificate: bytes, rule: CertificateRule) -> tuple[str, ...]:
-    """Return the names in a PEM certificate by a rule. gRPC itself would give only the first of several common names."""
+    """Return the names in a PEM certificate by a rule. gRPC itself returns only the first of several common names."""
     from cryptography import x509
     from cryptography.x509.oid import NameOID
 
@@ -95,14 +94,14 @@ def _names_in(certificate: bytes, rule: CertificateRule) -> tuple[str, ...]:
 
 
 def peer_certificate(auth_context: dict[str, Any]) -> bytes | None:
-    """Return a gRPC peer's verified certificate (PEM), None without one."""
+    """Return a gRPC peer's verified certificate (PEM), or None."""
     certificates: list[bytes] = list(auth_context.get("x509_pem_cert", ()))
     return certificates[0] if certificates else None
 
 
 @lru_cache(maxsize=256)
 def expires_at_ms(certificate: bytes) -> int:
-    """Return when a certificate (PEM) expires, in ms of the wall clock. The handshake looks at it once."""
+    """Return when a certificate (PEM) expires, in ms of the wall clock. TLS checks that only in the handshake."""
     from cryptography import x509
 
     return int(x509.load_pem_x509_certificate(certificate).not_valid_after_utc.timestamp() * 1000)

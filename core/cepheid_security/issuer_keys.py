@@ -1,8 +1,8 @@
-"""What is known of the keys of one OpenID Connect issuer, and when they are fetched again. No I/O and no clock.
+"""The known keys of one OpenID Connect issuer, and when to fetch them again. No I/O and no clock.
 
                  ┌─ fetched less than `refresh_s` ago ──► used; a token that names an unknown key causes a fetch, at most every 10 s
-    a token ────►├─ older, not yet `stale_s` ───────────► used, and fetched again meanwhile: the issuer may be away
-                 └─ never fetched, or older ────────────► the token waits for a fetch; it is refused when that fails
+    a token ────►├─ older, not yet `stale_s` ───────────► used, and fetched again meanwhile, if the issuer can be reached
+                 └─ never fetched, or older ────────────► the token waits for a fetch; it is refused if that fails
 
 After a failure the next fetch waits: 1 s, doubling up to a minute. Times are seconds of a clock that never goes back.
 Documents: OpenID Connect Discovery 1.0 §3, §4.3; RFC 7517 (JSON Web Key).
@@ -20,28 +20,28 @@ from cepheid_security.principal import SecurityConfigurationError
 from cepheid_security.token_keys import TokenKey, algorithms_of
 
 MAX_DOCUMENT_BYTES = 256 << 10
-"""Size from which a document of an issuer is refused. Documents in use have a few kilobytes."""
+"""Largest accepted document of an issuer. Usual documents have a few kilobytes."""
 _MAX_KEYS = 100
-_UNKNOWN_KEY_PAUSE_S = 10.0  # strangers choose the key that a token names: they must not decide how often an issuer is asked
+_UNKNOWN_KEY_PAUSE_S = 10.0  # any client can name any key in a token: it must not decide how often an issuer is called
 _FIRST_RETRY_S = 1.0
 _MAX_RETRY_S = 60.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 
 class IssuerError(Exception):
-    """The documents of an issuer cannot be fetched or used. The text says why."""
+    """The documents of an issuer cannot be fetched or used. The message says why."""
 
 
 class Need(enum.Enum):
-    """What has to happen before a token is checked."""
+    """What to do before verifying a token."""
 
     NOTHING = "nothing"
     REFRESH = "refresh"
-    """The keys are used, and fetched again for later."""
+    """Use the known keys, and fetch them again in the background."""
     WAIT = "wait"
-    """Fetch first."""
+    """Fetch the keys first."""
     REFUSE = "refuse"
-    """There are no usable keys, and it is too early to ask again."""
+    """Refuse the token: there are no usable keys, and it is too early to fetch again."""
 
 
 class IssuerKeys:
@@ -56,13 +56,13 @@ class IssuerKeys:
         self._next_try_s = 0.0
         self._pause_s = _FIRST_RETRY_S
         self.problem = ""
-        """Why the last fetch failed; "" when it did not."""
+        """Why the last fetch failed, or ""."""
 
     def __repr__(self) -> str:
         return f"<IssuerKeys {len(self._keys)}{f', {self.problem}' if self.problem else ''}>"
 
     def usable(self, now_s: float) -> tuple[TokenKey, ...]:
-        """Return the keys that tokens may be checked with; () before the first fetch, or when the last one is too long ago."""
+        """Return the keys for verifying tokens; () before the first fetch, or if the last one is too long ago."""
         is_usable = self._fetched_at_s is not None and now_s - self._fetched_at_s < self._stale_s
         return self._keys if is_usable else ()
 
@@ -72,7 +72,7 @@ class IssuerKeys:
         return not keys or (key_id is not None and all(key.key_id not in (key_id, None) for key in keys))
 
     def need(self, key_id: str | None, now_s: float) -> Need:
-        """Return what has to happen before a token is checked that names the key `key_id`, or no key (None)."""
+        """Return what to do before verifying a token that names the key `key_id`, or no key (None)."""
         may_try = self._tried_at_s is None or now_s >= self._next_try_s
         keys = self.usable(now_s)
         if not keys:
@@ -94,13 +94,13 @@ class IssuerKeys:
         self._next_try_s, self._pause_s, self.problem = now_s, _FIRST_RETRY_S, ""
 
     def on_failed(self, problem: str, now_s: float) -> None:
-        """Keep what is known, and wait before the next try."""
+        """Keep the known keys, and wait before the next fetch."""
         self._tried_at_s, self.problem = now_s, problem
         self._next_try_s, self._pause_s = now_s + self._pause_s, min(2 * self._pause_s, _MAX_RETRY_S)
 
 
 def check_url(url: str, what: str) -> None:
-    """Raises SecurityConfigurationError: not https. An issuer on this machine may do without, for tests and sidecars."""
+    """Raise SecurityConfigurationError unless the URL is https. An issuer on this machine may use http, for tests and sidecars."""
     parts = urlsplit(url)
     is_local = parts.scheme == "http" and parts.hostname in _LOOPBACK
     if not parts.hostname or (parts.scheme != "https" and not is_local):
@@ -115,7 +115,7 @@ def discovery_url(issuer: str) -> str:
 
 
 def keys_url(document: bytes, issuer: str) -> str:
-    """Return where an issuer's configuration says that its keys are. Raises IssuerError."""
+    """Return the URL of the keys in an issuer's configuration. Raises IssuerError."""
     found = read_object(document)
     if found.get("issuer") != issuer:  # §4.3: it must be the very same text
         raise IssuerError(f"its configuration is that of the issuer {str(found.get('issuer'))[:200]!r}: name exactly this issuer")
@@ -130,7 +130,7 @@ def keys_url(document: bytes, issuer: str) -> str:
 
 
 def read_keys(document: bytes) -> tuple[TokenKey, ...]:
-    """Return the keys of a JWKS document that sign tokens; those of other kinds are left out. Raises IssuerError: there is none."""
+    """Return the keys of a JWKS document that can verify tokens. Raises IssuerError if there is none."""
     entries = read_object(document).get("keys")
     if not isinstance(entries, list) or len(entries) > _MAX_KEYS:
         raise IssuerError(f"its document of keys is not a list `keys` of at most {_MAX_KEYS}")
@@ -152,7 +152,7 @@ def read_object(document: bytes) -> dict[str, Any]:
 
 
 def _key_of(entry: dict[str, Any]) -> TokenKey | None:
-    """None: a key that does not verify signatures. A secret one (`oct`) is never taken: what is published is no secret."""
+    """Return the key of an entry, or None if it does not verify signatures. A published secret key (`oct`) is never used."""
     import jwt
 
     operations = entry.get("key_ops")

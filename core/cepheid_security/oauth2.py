@@ -1,8 +1,8 @@
-"""OAuth2 for clients: a token for a client id and its secret (RFC 6749 §4.4), fetched from an issuer of OpenID Connect.
+"""OAuth2 for clients: fetch a token for a client id and its secret (RFC 6749 §4.4) from an OpenID Connect issuer.
 
     issuer/.well-known/openid-configuration ─► token_endpoint ─► access token, kept until shortly before it expires
 
-Blocking, and safe to use from several threads. The settings are those of Pulsar's own clients, so that their key files work.
+Blocking and thread-safe. The settings are those of Pulsar's own clients, so that their key files work.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 10.0
 _EARLY_MS = 30_000
-"""Time before its expiry from which a token is replaced: it must still hold when it reaches the broker."""
-_DEFAULT_LIFETIME_S = 300.0  # of a token that does not say (`expires_in` is only recommended, RFC 6749 §5.1)
+"""How long before its expiry a token is replaced: it must still be valid when it reaches the broker."""
+_DEFAULT_LIFETIME_S = 300.0  # for an answer without `expires_in`, which is only recommended (RFC 6749 §5.1)
 _MAX_LIFETIME_S = 10 * 365 * 86_400.0
 _REFUSALS = (400, 401, 403)
 
 
 class TokenRequestError(CepheidError):
-    """The issuer gave no token. The text never contains the secret."""
+    """The issuer returned no token. The message never contains the secret."""
 
     retriable = True
     hint = "check the issuer's address, the client id and its secret, and the audience"
 
 
 class TokenRefusedError(TokenRequestError):
-    """The issuer answered that it gives this client no token: asking again changes nothing."""
+    """The issuer refuses this client a token: a retry would not change that."""
 
     retriable = False
 
@@ -54,7 +54,7 @@ class ClientCredentials:
     client_id: str
     client_secret: str = field(repr=False)
     audience: str | None = None
-    """What the token is for: one of the audiences that the brokers accept."""
+    """Audience of the token: one that the brokers accept."""
     scope: str | None = None
     ca_file: str | None = None
     """PEM file with the CAs of the issuer's certificate; None: those of the system."""
@@ -71,7 +71,7 @@ class ClientCredentials:
             raise SecurityConfigurationError("OAuth2 needs client_id and client_secret")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Without its token and its lock: another process, as of a Spark task, fetches a token of its own."""
+        """Pickle without the token and the lock: another process, such as a Spark task, fetches its own token."""
         fields = (self.issuer_url, self.client_id, self.client_secret, self.audience, self.scope, self.ca_file)
         return ClientCredentials, fields
 
@@ -103,7 +103,7 @@ class ClientCredentials:
 
     def __call__(self, *, renew: bool = False) -> str:
         """Return a token; with `renew` one that was not returned before. Raises TokenRequestError, SecurityConfigurationError."""
-        if self._process_id != os.getpid():  # forked: a thread of the parent may have held the lock, and is not here to release it
+        if self._process_id != os.getpid():  # forked: a thread of the parent may hold the lock, and no thread here would release it
             self._lock, self._process_id = threading.Lock(), os.getpid()
         with self._lock:
             if renew or not self._token or self.wall_ms() >= self._replace_at_ms:
@@ -138,12 +138,12 @@ class ClientCredentials:
 
 
 def _open(url: str, body: bytes | None, tls: ssl.SSLContext | None) -> bytes:
-    """Raises TokenRequestError."""
-    import urllib.error  # here: few clients use OAuth2, and all import this module
+    """Return the content at a URL, after a GET, or a POST of `body`. Raises TokenRequestError."""
+    import urllib.error  # imported here: few clients use OAuth2, and all import this module
     import urllib.request
 
     class NoRedirects(urllib.request.HTTPRedirectHandler):
-        """Where a secret is sent is what the issuer's configuration says, and nothing else."""
+        """Follows no redirects: a secret is sent only to the endpoint in the issuer's configuration."""
 
         def redirect_request(self, *_args: Any, **_kwargs: Any) -> None:
             return None
@@ -154,7 +154,7 @@ def _open(url: str, body: bytes | None, tls: ssl.SSLContext | None) -> bytes:
         with opener.open(request, timeout=_TIMEOUT_S) as answer:
             content: bytes = answer.read(MAX_DOCUMENT_BYTES + 1)
     except urllib.error.HTTPError as error:
-        # 400 and 401 are the refusals of RFC 6749 §5.2, 403 that of a gateway before it. All else may pass, 404 and 429 too.
+        # RFC 6749 §5.2 refuses with 400 and 401, a gateway before it with 403. Others, including 404 and 429, may be temporary.
         kind = TokenRefusedError if body is not None and error.code in _REFUSALS else TokenRequestError
         raise kind(f"{url} answers with status {error.code}{_oauth_error(error)}") from None
     except (OSError, ValueError) as error:

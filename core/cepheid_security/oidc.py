@@ -1,10 +1,10 @@
-"""Tokens of OpenID Connect issuers: their keys are fetched from the issuer. issuer_keys.py decides when.
+"""Verify tokens of OpenID Connect issuers with keys fetched from the issuer. issuer_keys.py decides when to fetch.
 
     token ─► which issuer does it claim? ─► keys of that issuer ─► TokenVerifier: signature, issuer, audience, times ─► Principal
                                               ▲
     issuer/.well-known/openid-configuration ─► jwks_uri ─► keys           one fetch at a time for each issuer
 
-An issuer that is not in the settings is never contacted: nobody can make a broker open connections by showing it a token.
+Only issuers in the settings are contacted, so that no client can make a broker open connections by sending it a token.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from cepheid_security.tokens import TokenVerifier, claimed_issuer, named_key
 log = logging.getLogger(__name__)
 
 FETCH_TIMEOUT_S = 5.0
-"""Time for both documents of an issuer. Clients wait for them: it must be below the time that a CONNECT may take."""
+"""Limit for fetching both documents of an issuer. Clients wait meanwhile, so it is below the time limit of a CONNECT."""
 _MAX_WAITING = 1000
-"""Clients that wait for the keys of issuers. Beyond it they are refused, and try again."""
+"""Maximum of clients that wait for keys of issuers. Further ones are refused and try again."""
 _READ_BYTES = 1 << 14
 
 Fetch = Callable[[str], Awaitable[bytes]]
@@ -67,15 +67,15 @@ class OidcVerifier:
         return f"<OidcVerifier {', '.join(self._issuers)}>"
 
     def knows(self, token: bytes) -> bool:
-        """Whether the token claims to be from one of the issuers."""
+        """Return whether the token claims to be from one of the issuers."""
         return claimed_issuer(token) in self._issuers
 
     def problems(self) -> list[str]:
-        """Return sentences for people: issuers whose keys could not be fetched."""
+        """Return sentences for operators about issuers whose keys could not be fetched."""
         return [f"the keys of {issuer} cannot be fetched: {keys.problem}" for issuer, keys in self._issuers.items() if keys.problem]
 
     async def verify(self, token: bytes, now_ms: int) -> Principal:
-        """Return who the token stands for. Raises AuthenticationError, of which AuthenticationUnavailableError passes by itself."""
+        """Return the token's principal. Raises AuthenticationError, also AuthenticationUnavailableError, which is temporary."""
         issuer = claimed_issuer(token)
         keys = None if issuer is None else self._issuers.get(issuer)
         if issuer is None or keys is None:
@@ -89,7 +89,7 @@ class OidcVerifier:
         elif need is Need.WAIT:
             await self._wait_for_keys(issuer)
         usable = keys.usable(_now_s())
-        if not usable or (keys.problem and keys.lacks(named_key(token), _now_s())):  # it may be a key that is new at the issuer
+        if not usable or (keys.problem and keys.lacks(named_key(token), _now_s())):  # its key may be new at the issuer
             raise AuthenticationUnavailableError(
                 f"tokens of {issuer} cannot be checked at this moment: {keys.problem or 'no keys yet'}"
             )
@@ -108,7 +108,7 @@ class OidcVerifier:
         await self._fetches.aclose()
 
     async def _wait_for_keys(self, issuer: str) -> None:
-        """Raises AuthenticationUnavailableError: too many clients wait."""
+        """Wait for the issuer's keys. Raises AuthenticationUnavailableError if too many clients wait."""
         if self._waiting >= _MAX_WAITING:
             raise AuthenticationUnavailableError("too many tokens wait for the keys of their issuer")
         self._waiting += 1
@@ -118,7 +118,7 @@ class OidcVerifier:
             self._waiting -= 1
 
     async def _refresh(self, issuer: str) -> None:
-        """Fetch the keys of an issuer; a failure is noted there."""
+        """Fetch the keys of an issuer. Its `IssuerKeys` records a failure."""
         try:
             await self._fetches.run(issuer, self._fetch_keys)
         except IssuerError:
@@ -141,14 +141,14 @@ class OidcVerifier:
 
 
 class Fetcher:
-    """Fetches documents over HTTP: one connection each, bounded in size, no redirects or proxies. The caller bounds the time."""
+    """Fetches documents over HTTP: one connection each, of bounded size, without redirects or proxies. Callers limit the time."""
 
     def __init__(self, ca_file: str | None) -> None:
         """Raises SecurityConfigurationError."""
         self._tls: ssl.SSLContext = client_context(ca_file=ca_file)
 
     async def __call__(self, url: str) -> bytes:
-        """Raises IssuerError, OSError."""
+        """Return the document at a URL. Raises IssuerError, OSError."""
         parts = urlsplit(url)
         tls = self._tls if parts.scheme == "https" else None
         host, target = parts.hostname or "", parts.path or "/"
@@ -160,11 +160,11 @@ class Fetcher:
             writer.write("\r\n".join(head).encode("ascii", errors="replace"))
             return await _read_answer(reader, url)
         finally:
-            writer.transport.abort()  # everything was read, or is of no interest
+            writer.transport.abort()  # everything was read, or the rest is not needed
 
 
 class _Answer:
-    """What the parser finds. Its methods are named by httptools."""
+    """The answer as parsed so far. httptools calls the methods by these names."""
 
     def __init__(self) -> None:
         self.content = bytearray()
@@ -178,7 +178,7 @@ class _Answer:
 
 
 async def _read_answer(reader: asyncio.StreamReader, url: str) -> bytes:
-    """Raises IssuerError."""
+    """Return the content of an answer. Raises IssuerError."""
     from httptools import HttpParserError, HttpResponseParser
 
     answer, received = _Answer(), 0

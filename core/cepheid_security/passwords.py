@@ -1,6 +1,6 @@
-"""Users and passwords of a file as `htpasswd -B` writes it: `user:$2y$…` a line, hashed with bcrypt.
+"""Users and passwords from a file in the format of `htpasswd -B`: one `user:$2y$…` a line, hashed with bcrypt.
 
-Other hashes of htpasswd (MD5, SHA-1, crypt) are refused when the file is read: they are broken, or cut passwords off.
+Other hashes of htpasswd (MD5, SHA-1, crypt) are refused when the file is read: they are broken or truncate passwords.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cepheid_security.principal import AuthenticationError, Principal, SecurityC
 _BCRYPT = re.compile(r"\$2[aby]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
 _REMEMBERED_S = 60.0
 _MAX_REMEMBERED = 1000
-_MAX_PASSWORD_BYTES = 72  # bcrypt reads no more; a longer one would match with any other end
+_MAX_PASSWORD_BYTES = 72  # bcrypt ignores the rest of a longer password
 
 
 def read_passwords(path: str) -> Mapping[str, bytes]:
@@ -39,9 +39,9 @@ def read_passwords(path: str) -> Mapping[str, bytes]:
 
 
 def check_password(users: Mapping[str, bytes], data: bytes) -> Principal:
-    """`data` is `user:password`. Takes as long for an unknown user as for a wrong password. Blocking: 50 ms and more.
+    """Check `user:password`. Takes as long for an unknown user as for a wrong password. Blocking for 50 ms or more.
 
-    Raises AuthenticationError, with one text for all that can be wrong.
+    Raises AuthenticationError, with the same message for every failure.
     """
     import bcrypt
 
@@ -51,7 +51,7 @@ def check_password(users: Mapping[str, bytes], data: bytes) -> Principal:
     except UnicodeDecodeError:
         name = ""
     hashed = users.get(name)
-    # A hash that nothing matches: who is not known must not be answered sooner.
+    # A hash that no password matches, so that unknown users are not answered sooner.
     matches = bcrypt.checkpw(password[:_MAX_PASSWORD_BYTES], hashed or _like(users)) and len(password) <= _MAX_PASSWORD_BYTES
     if not colon or hashed is None or not matches:
         raise AuthenticationError("the user name or the password is wrong")
@@ -59,10 +59,10 @@ def check_password(users: Mapping[str, bytes], data: bytes) -> Principal:
 
 
 class VerifiedPasswords:
-    """Who has shown the right password within the last minute: admin calls and clients that connect again do not wait for bcrypt,
-    nor behind strangers who try passwords. No clock.
+    """Passwords verified within the last minute, so that admin calls and reconnecting clients need not wait for bcrypt, nor for
+    other clients' password checks. No clock.
 
-    It has no password: only a keyed hash of user and password, with a key that this process makes and nobody else has.
+    It stores no password, only a keyed hash of user and password with a random key of this process.
     """
 
     def __init__(self) -> None:
@@ -73,12 +73,12 @@ class VerifiedPasswords:
         return f"<VerifiedPasswords {len(self._verified)}>"
 
     def get(self, data: bytes, now_s: float) -> Principal | None:
-        """Return who showed the same `user:password` lately."""
+        """Return the principal of a recently verified `user:password`, or None."""
         principal, until_s = self._verified.get(self._digest(data), (None, now_s))
         return principal if now_s < until_s else None
 
     def add(self, data: bytes, principal: Principal, now_s: float) -> None:
-        """Remember what was checked just now. Those beyond the bound are forgotten, oldest first."""
+        """Store a `user:password` that was just verified. Beyond the bound the oldest ones are dropped."""
         digest = self._digest(data)
         self._verified[digest] = (principal, now_s + _REMEMBERED_S)
         self._verified.move_to_end(digest)
@@ -90,7 +90,7 @@ class VerifiedPasswords:
 
 
 def _like(users: Mapping[str, bytes]) -> bytes:
-    """A hash that nothing matches, of the highest cost in the file."""
+    """Return a hash that no password matches, of the highest cost in the file."""
     cost = max((hashed[4:6] for hashed in users.values()), default=b"10")
     return b"$2b$" + cost + b"$" + _NOBODY
 

@@ -1,4 +1,4 @@
-"""Settings of the connections between the processes of a cluster: bookies, repair workers, and who may read at a bookie."""
+"""Settings of the connections between the processes of a cluster: bookies, repair workers, and access of readers to bookies."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PeerTlsSettings(BaseModel, frozen=True, extra="forbid"):
         return self.certificate_file is not None
 
     def client_tls(self) -> ClientTls | None:
-        """Return what to connect to bookies with, None without a certificate. Raises SecurityConfigurationError."""
+        """Return the files for connections to bookies, or None without a certificate. Raises SecurityConfigurationError."""
         if (self.certificate_file is None) != (self.key_file is None):
             raise SecurityConfigurationError("tls.certificate_file and tls.key_file are set together, or neither of them")
         if not self.enabled:
@@ -49,7 +49,7 @@ class PeerTlsSettings(BaseModel, frozen=True, extra="forbid"):
         if self.ca_file is None:
             raise SecurityConfigurationError("tls.ca_file is missing: it names the CAs that signed the certificates of bookies")
         tls = ClientTls(self.ca_file, self.certificate_file, self.key_file, self.crl)
-        tls.context()  # a file that cannot be used stops the start
+        tls.context()  # an unusable file fails the start
         return tls
 
 
@@ -86,11 +86,11 @@ class BookieTlsSettings(PeerTlsSettings, frozen=True):
 
     @property
     def has_plain_port(self) -> bool:
-        """Whether a gRPC port without TLS is open, too."""
+        """Whether a gRPC port without TLS is open as well."""
         return self.plain_port is not None or self.port is not None
 
     def client_tls(self) -> ClientTls | None:
-        """Return what to connect to other bookies with, None without TLS. Raises SecurityConfigurationError."""
+        """Return the files for connections to other bookies, or None without TLS. Raises SecurityConfigurationError."""
         if not self.enabled:
             for name in ("client_ca_file", "plain_port", "port", "crl"):
                 if getattr(self, name) is not None:

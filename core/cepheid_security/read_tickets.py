@@ -1,15 +1,15 @@
-"""Signed permissions to read one ledger from a bookie. No I/O; the clock is given.
+"""Signed permissions to read one ledger from a bookie. No I/O; callers pass the time.
 
     ct1.BASE64URL( version (1) │ key id (4) │ expires at, ms (8) │ ledger id (8) │ first entry (8) │ last entry (8) │
                    role length (2) │ role │ HMAC-SHA256 over all before (32) )              integers are little-endian
 
-The plan service issues one for each ledger of a plan; a reader sends that of the ledger which it reads. So a ticket is small
-however long a topic's chain is, and shows a bookie nothing of other ledgers.
+The plan service issues one for each ledger of a plan; a reader sends the ticket of the ledger that it reads. So a ticket is small
+however many ledgers a topic has, and shows a bookie nothing about other ledgers.
 
-Rule 1: a bookie with the key checks a ticket by itself, without metadata and without a broker.
+Rule 1: a bookie with the key checks a ticket without metadata and without a broker.
 Rule 2: keys rotate. A new key is published before it signs, and an old one is kept until its last ticket has expired
 (`plan_rotation`).
-Rule 3: a ticket that cannot be checked because its key is not known here is *unknown*, not refused: the key may be on its way.
+Rule 3: a ticket whose key this bookie does not know is *unknown*, not refused: the key may not have arrived yet.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from enum import Enum
 
 PREFIX = b"ct1."
 LAST_ENTRY = (1 << 63) - 1
-"""Last entry of a ticket for a ledger that is still written: it has no end yet."""
+"""Last entry of a ticket for an open ledger."""
 CLOCK_LEEWAY_MS = 30_000
-"""How far the clocks of a broker and of a bookie may be apart."""
+"""Tolerated difference of the clocks of a broker and a bookie."""
 SECRET_BYTES = 32
 MAX_TICKET_BYTES = 512
 
@@ -37,7 +37,7 @@ _MAX_ROLE_BYTES = 200
 
 
 class TicketVerdict(Enum):
-    """What a bookie makes of a ticket."""
+    """The result of a bookie's check of a ticket."""
 
     VALID = "valid"
     EXPIRED = "expired"
@@ -47,7 +47,7 @@ class TicketVerdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TicketKey:
-    """A key of tickets. It signs from `signs_from_ms` on (wall clock), when every bookie has had time to learn of it."""
+    """A key of tickets. It signs from `signs_from_ms` on (wall clock), when every bookie has had time to read it."""
 
     key_id: int
     secret: bytes = field(repr=False)
@@ -66,7 +66,7 @@ class ReadTicket:
 
 
 def sign_ticket(key: TicketKey, ticket: ReadTicket) -> bytes:
-    """Return the ticket as text, to be sent with each read."""
+    """Return the signed ticket as text, to be sent with each read."""
     role = ticket.role.encode()[:_MAX_ROLE_BYTES]
     head = _HEAD.pack(
         _VERSION,
@@ -93,7 +93,7 @@ def check_ticket(
         return TicketVerdict.REFUSED
     is_over = now_ms > expires_at_ms + CLOCK_LEEWAY_MS
     key = keys.get(key_id)
-    if key is None:  # dropped since, if the ticket has expired: its reader plans again
+    if key is None:  # if the ticket has expired, the key was dropped since: the reader plans again
         return TicketVerdict.EXPIRED if is_over else TicketVerdict.UNKNOWN_KEY
     if not hmac.compare_digest(hmac.digest(key.secret, signed, "sha256"), mac):
         return TicketVerdict.REFUSED
@@ -103,13 +103,13 @@ def check_ticket(
 
 
 def role_of_ticket(data: bytes) -> str:
-    """Return the role that a ticket names, unchecked, for a log line; "" if it is not a ticket."""
+    """Return the role in a ticket, unverified, for a log line; "" if it is not a ticket."""
     signed, _ = _opened(data)
     return "" if signed is None else signed[_HEAD.size :].decode(errors="replace")
 
 
 def signing_key(keys: Sequence[TicketKey], now_ms: int) -> TicketKey | None:
-    """Return the newest key that may sign; the oldest one while none may yet; None without keys."""
+    """Return the newest key that may sign, or the oldest one if none may yet; None without keys."""
     may_sign = [key for key in keys if key.signs_from_ms <= now_ms]
     return max(may_sign, key=lambda key: key.signs_from_ms) if may_sign else min(keys, key=_signs_from, default=None)
 
@@ -123,10 +123,10 @@ def plan_rotation(
     notice_ms: int,
     new_secret: Callable[[], tuple[int, bytes]],
 ) -> tuple[TicketKey, ...] | None:
-    """Return the keys that there should be, None if those that there are may stay.
+    """Return the keys after a rotation, or None if none is due.
 
-    A key is added when the newest one has signed for `rotate_ms`, and signs `notice_ms` later. A key is dropped when the one after
-    it has signed for `life_ms`, the life of a ticket, and the leeway of clocks.
+    A key is added when the newest one has signed for `rotate_ms`, and signs `notice_ms` later. A key is dropped when the next one
+    has signed for `life_ms`, the life of a ticket, plus the leeway of clocks.
     """
     if not keys:
         key_id, secret = new_secret()
@@ -148,7 +148,7 @@ def _signs_from(key: TicketKey) -> int:
 
 
 def _opened(data: bytes) -> tuple[bytes | None, bytes]:
-    """Return what was signed, and its signature; None if this is not a ticket."""
+    """Return the signed bytes and their signature; None if this is not a ticket."""
     if not data.startswith(PREFIX) or len(data) > MAX_TICKET_BYTES:
         return None, b""
     body = data[len(PREFIX) :]

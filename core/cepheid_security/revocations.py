@@ -1,4 +1,4 @@
-"""Tokens that hold no longer although they have not expired. No I/O: the list is a record in metadata.
+"""Tokens revoked before they expire. No I/O: the list is a record in metadata.
 
 A token is revoked by its digest, by its id (claim `jti`), or by its role together with a time: what was issued for the role up to
 that time. A token that does not say when it was issued counts as old.
@@ -17,15 +17,15 @@ from cepheid_security.principal import AuthenticationError, Principal
 
 @dataclass(frozen=True, slots=True)
 class RevokedTokens:
-    """What is revoked now."""
+    """The tokens that are revoked now."""
 
     digests: Collection[str] = frozenset()
     token_ids: Collection[str] = frozenset()
     roles: Mapping[str, int] = field(default_factory=dict)
-    """By role: tokens issued up to this time (milliseconds) do not hold."""
+    """Times in milliseconds by role: tokens issued up to then are revoked."""
 
     def check(self, principal: Principal) -> None:
-        """Raises AuthenticationError: the token that the principal showed is revoked, or the role that it speaks for."""
+        """Raise AuthenticationError if the principal's token is revoked, or the tokens of the role that it acts for."""
         original = principal.original_role
         if original is not None and original in self.roles:
             raise AuthenticationError(

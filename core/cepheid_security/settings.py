@@ -1,4 +1,4 @@
-"""Settings of TLS, authentication and authorization: of every process that clients connect to."""
+"""Settings of TLS, authentication and authorization, for every process that clients connect to."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def own_tls(self) -> ClientTls | None:
-        """What this process shows to the brokers and bookies of its cluster; None without TLS.
+        """Files that this process connects to the brokers and bookies of its cluster with; None without TLS.
 
         Raises SecurityConfigurationError.
         """
@@ -193,7 +193,7 @@ class AuthorizationSettings(BaseModel, frozen=True, extra="forbid"):
         return Roles(frozenset(self.super_user_roles), frozenset(self.proxy_roles), frozenset(self.peer_roles))
 
     def check(self) -> None:
-        """Raises SecurityConfigurationError: a process that starts with this could be administered by no role."""
+        """Raise SecurityConfigurationError if no role could administer a process with these settings."""
         if self.enabled and not self.super_user_roles:
             raise SecurityConfigurationError(
                 "authorization.enabled needs authorization.super_user_roles: without one no role may create tenants or grant "
@@ -201,7 +201,7 @@ class AuthorizationSettings(BaseModel, frozen=True, extra="forbid"):
             )
 
     def check_peers(self, authentication: AuthenticationSettings) -> None:
-        """Raises SecurityConfigurationError: the other brokers of the cluster would refuse the calls of this one, and it theirs."""
+        """Raise SecurityConfigurationError if the brokers of the cluster would refuse each other's calls."""
         if not self.enabled or self.peer_roles:
             return
         from cepheid_security.principal import AuthenticationError

@@ -1,4 +1,4 @@
-"""TLS contexts of servers and clients, and certificates that are exchanged without a restart."""
+"""TLS contexts of servers and clients, whose certificates can be replaced without a restart."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ log = logging.getLogger(__name__)
 TlsVersion = Literal["1.2", "1.3"]
 FileState = tuple[tuple[int, int] | None, ...]
 CertificateRule = Literal["common_name", "dns", "uri", "email"]
-"""Which name of a certificate is the role. The last three are kinds of subject alternative names."""
+"""Name in a certificate that is the role. The last three are kinds of subject alternative names."""
 _SAN_KINDS = {"dns": "DNS", "uri": "URI", "email": "email"}
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-"""Of TLS 1.2: forward secrecy and authenticated encryption alone. Those of TLS 1.3 are all of that kind."""
+"""Ciphers for TLS 1.2: only those with forward secrecy and authenticated encryption, as all of TLS 1.3 have."""
 
 
 class ServerTls:
-    """The TLS of a server: `context` is for the next connection, so it must be asked for each time.
+    """TLS of a server. `context` is for the next connection, so read it for each one.
 
-    `reload_if_changed` reads the files again when they were exchanged. Connections that are open stay as they are.
+    `reload_if_changed` reads the files again when they were replaced. Open connections keep their context.
     """
 
     def __init__(
@@ -52,11 +52,11 @@ class ServerTls:
         self.context = self._load()
 
     def reload_if_changed(self) -> bool:
-        """Whether there was something new. Raises SecurityConfigurationError: then the old certificate stays in use."""
+        """Read changed files, and return whether there were any. On SecurityConfigurationError the old certificate stays in use."""
         state = self._state()
         if state == self._seen:
             return False
-        self.context = self._load()  # a new one: a context in use cannot forget a CA, and must not be half replaced
+        self.context = self._load()  # a new context: one in use cannot drop a CA, and must not be changed in part
         self._seen = state
         return True
 
@@ -89,10 +89,10 @@ def followed_context(
     client_certificates: Literal["optional", "required"] = "required",
     crl: str | None = None,
 ) -> Callable[[], ssl.SSLContext]:
-    """Return a function that gives a server's context, which asks for client certificates, of the files as they are at each call.
+    """Return a function that returns a server's context, which requests client certificates, from the current files at each call.
 
-    Files that cannot be used leave the previous context in force, and are named in the log once.
-    Raises SecurityConfigurationError when the first files cannot be used.
+    If files cannot be used, the previous context stays in force, and they are logged once.
+    Raises SecurityConfigurationError if the first files cannot be used.
     """
     files = (certificate_file, key_file, client_ca_file)
 
@@ -127,9 +127,9 @@ def _followed(load: Callable[[], ssl.SSLContext], state: Callable[[], FileState]
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Files with which a process opens TLS connections. Without `ca_file` the system's CAs are trusted.
+    """The files for a process's outgoing TLS connections. Without `ca_file` the system's CAs are trusted.
 
-    `crl`: file or folder of the revocation lists of the CAs in `ca_file`, by which servers' certificates are checked.
+    `crl`: file or folder of the revocation lists of the CAs in `ca_file`, against which servers' certificates are checked.
     """
 
     ca_file: str | None = None
@@ -139,15 +139,15 @@ class ClientTls:
 
     @classmethod
     def from_environment(cls) -> ClientTls:
-        """Return what CEPHEID_TLS_CA_FILE, _CERTIFICATE_FILE, _KEY_FILE and _CRL name; an empty variable counts as unset."""
+        """Return the files named by CEPHEID_TLS_CA_FILE, _CERTIFICATE_FILE, _KEY_FILE and _CRL. Empty variables count as unset."""
         names = ("CEPHEID_TLS_CA_FILE", "CEPHEID_TLS_CERTIFICATE_FILE", "CEPHEID_TLS_KEY_FILE", "CEPHEID_TLS_CRL")
         return cls(*(os.environ.get(name) or None for name in names))
 
     @classmethod
     def of_metadata(cls) -> ClientTls | None:
-        """Return what CEPHEID_METADATA_TLS_CA_FILE, _CERTIFICATE_FILE, _KEY_FILE and _CRL name, None if they are not set.
+        """Return the files named by CEPHEID_METADATA_TLS_CA_FILE, _CERTIFICATE_FILE, _KEY_FILE and _CRL, or None if none is set.
 
-        They are for ZooKeeper alone, which may have a CA of its own, and count more than the files for other connections.
+        They are for ZooKeeper only, which may have its own CA, and take precedence over the files for other connections.
         """
         names = ("CA_FILE", "CERTIFICATE_FILE", "KEY_FILE", "CRL")
         files = [os.environ.get(f"CEPHEID_METADATA_TLS_{name}") or None for name in names]
@@ -161,16 +161,16 @@ class ClientTls:
         return client_context(ca_file=self.ca_file, certificate_file=pair[0], key_file=pair[1], crl=self.crl)
 
     def followed(self) -> Callable[[], ssl.SSLContext]:
-        """Return a function that gives a context of the files as they are at each call; as `followed_context` for servers."""
+        """Return a function that returns a context from the current files at each call, like `followed_context` for servers."""
         return _followed(self.context, self.state)
 
     def state(self) -> FileState:
-        """Return a value that changes when one of the files does."""
+        """Return a value that changes when one of the files changes."""
         return file_state([name for name in (self.ca_file, self.certificate_file, self.key_file) if name is not None])
 
 
 def file_state(paths: Sequence[str]) -> FileState:
-    """Return modification times and inodes of files, None for one that is not there: another value when one was exchanged."""
+    """Return modification times and inodes of files, None for a missing one. The value changes when a file is replaced."""
 
     def of(path: str) -> tuple[int, int] | None:
         try:
@@ -192,7 +192,7 @@ def client_context(
 ) -> ssl.SSLContext:
     """Return the context of a client. Without `ca_file` the system's CAs are trusted.
 
-    `crl`: as in `ClientTls`. Raises SecurityConfigurationError.
+    `crl` is that of `ClientTls`. Raises SecurityConfigurationError.
     """
     revoked = _revoked(crl, ca_file, "ca_file")
     context = ssl.create_default_context() if ca_file is None else _new_context(ssl.PROTOCOL_TLS_CLIENT, revoked)
@@ -210,10 +210,10 @@ def client_context(
 
 
 def certificate_names(certificate: dict[str, object] | None, rule: CertificateRule = "common_name") -> tuple[str, ...]:
-    """Return the names of what `SSLObject.getpeercert()` gave; () without a verified certificate, or without such a name.
+    """Return the names in a result of `SSLObject.getpeercert()`; () without a verified certificate, or without such a name.
 
-    By the rule `common_name`: the common name, which there must be exactly once. By the others: the alternative names of that kind.
-    A host's DNS name is no role by the first rule: a CA may sign servers and clients.
+    The rule `common_name` returns the common name if there is exactly one; the others return the alternative names of that kind.
+    By the first rule a host's DNS name is not a role, since a CA may sign both servers and clients.
     """
     if not certificate:
         return ()
@@ -228,9 +228,9 @@ def certificate_names(certificate: dict[str, object] | None, rule: CertificateRu
 
 
 def certificate_expires_at_ms(certificate: dict[str, object] | None) -> int | None:
-    """Return when the certificate that `SSLObject.getpeercert()` gave expires, in ms of the wall clock; None without one.
+    """Return when a certificate from `SSLObject.getpeercert()` expires, in ms of the wall clock; None without one.
 
-    TLS looks at it in the handshake alone.
+    TLS checks the expiry only in the handshake.
     """
     return ssl.cert_time_to_seconds(str(certificate["notAfter"])) * 1000 if certificate else None
 
@@ -260,7 +260,7 @@ def _load_ca(context: ssl.SSLContext, path: str) -> None:
 
 
 def _no_password() -> str:
-    """Without it OpenSSL would ask on the terminal, and the server would stand still."""
+    """Raise ValueError for a key with a password. Without this, OpenSSL would prompt on the terminal and block the server."""
     raise ValueError("the key has a password; store it without one, readable by this user alone")
 
 

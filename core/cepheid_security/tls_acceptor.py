@@ -1,9 +1,9 @@
-"""A port with TLS: connections are counted before their handshake, and every failed handshake has a reason in the log.
+"""A TLS port that counts connections before their handshake and logs the reason of every failed handshake.
 
-    accept ──► admit? ──► handshake, in a task of its own ──► the protocol is made
+    accept ──► admit? ──► handshake, in a task of its own ──► the protocol is created
                   └─► closed at once        └─► failed: logged once in a while, by address and reason
 
-The servers of asyncio do not serve here: they know an address only after the handshake, and report no handshake that fails.
+asyncio's own servers are not used: they know an address only after the handshake, and report no failed handshakes.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from cepheid_security.handshakes import failure_of, is_refusal
 
 log = logging.getLogger(__name__)
 
-_ACCEPT_PAUSE_S = 0.5  # after an error of the system, such as too many open files
-P = TypeVar("P", bound=Hashable)  # what a connection is given when it is admitted
+_ACCEPT_PAUSE_S = 0.5  # after an operating system error, such as too many open files
+P = TypeVar("P", bound=Hashable)  # the place that an admitted connection gets
 
 
 class TlsAcceptor(Generic[P]):
-    """`start` once, `aclose` once. It owns `listening`, which must not block. `context` gives the context of the next connection.
+    """A TLS port. Call `start` and `aclose` once. It owns the non-blocking socket `listening`. `context` returns the context of
+    the next connection.
 
-    `admit` gets the address of a new connection. It returns what `make` is called with after the handshake, or None: the connection
-    is closed. `on_failed` gets it back when there is no handshake. `plain_hint` says where clients without TLS belong.
-    `on_refused` gets the address and the reason of each handshake that was refused.
+    `admit` gets the address of a new connection. It returns a place, with which `make` is called after the handshake, or None to
+    close the connection. `on_failed` gets the place of a failed handshake. `plain_hint` says where clients without TLS should
+    connect. `on_refused` gets the address and the reason of each refused handshake.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class TlsAcceptor(Generic[P]):
         self._tasks = TaskOwner("tls-port", on_broken)
         self._under_way: dict[P, asyncio.Task[None]] = {}
         self.failed = 0
-        """Handshakes that failed."""
+        """Number of failed handshakes."""
         self.port = int(listening.getsockname()[1])
 
     def __repr__(self) -> str:
@@ -68,29 +69,29 @@ class TlsAcceptor(Generic[P]):
         asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
     def stop_accepting(self) -> None:
-        """Close the port. Connections that are open, and handshakes under way, go on. Idempotent."""
+        """Close the port. Open connections and handshakes continue. Idempotent."""
         if self._listening.fileno() < 0:
             return
-        # Before the close: the number of this file may soon be that of another one.
+        # Before the close: another file may get this descriptor's number right after it.
         asyncio.get_running_loop().remove_reader(self._listening)
         self._listening.close()
 
     def cancel(self, place: P) -> None:
-        """End the handshake of the connection that was admitted with `place`, if it is not over."""
+        """Cancel the handshake of the connection with this place, if it is not over."""
         if (task := self._under_way.get(place)) is not None:
             task.cancel()
 
     async def aclose(self) -> None:
-        """Close the port, and the connections whose handshake is not over."""
+        """Close the port and the connections whose handshake is not over."""
         self.stop_accepting()
         await self._tasks.aclose()
 
     def _accept(self) -> None:
-        """Not a task: one that is cancelled when it has just accepted would lose the connection, and leave it open."""
+        """Accept a connection. A callback, since a task cancelled right after accepting would leave the connection open."""
         try:
             accepted, address = self._listening.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-            return  # the client has gone away, or another process has accepted it
+            return  # the client disconnected, or another process accepted the connection
         except OSError as error:
             log.warning("connection.not_accepted", extra={"port": self.port, "error": str(error)})
             loop = asyncio.get_running_loop()
@@ -113,7 +114,7 @@ class TlsAcceptor(Generic[P]):
             asyncio.get_running_loop().add_reader(self._listening, self._accept)
 
     def _on_ended(self, handshake: _Handshake[P]) -> None:
-        """Also of a task that was cancelled before its first step."""
+        """Clean up after a handshake, including one whose task was cancelled before its first step."""
         self._under_way.pop(handshake.place, None)
         if not handshake.begun:
             handshake.accepted.close()
@@ -132,7 +133,7 @@ class TlsAcceptor(Generic[P]):
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: arriving, handshake.accepted, ssl=context, ssl_handshake_timeout=self._handshake_timeout_s
             )
-        except OSError as error:  # that of TLS, of the system, and the timeout
+        except OSError as error:  # errors of TLS and of the operating system, and the timeout
             self.failed += 1
             reason = failure_of(error, self._handshake_timeout_s, self._plain_hint())
             self._refusals.note(
@@ -143,19 +144,19 @@ class TlsAcceptor(Generic[P]):
 
 
 class _Handshake(Generic[P]):
-    """A connection that was accepted, and what has become of it."""
+    """An accepted connection and the progress of its handshake."""
 
     def __init__(self, accepted: socket.socket, place: P) -> None:
         self.accepted = accepted
         self.place = place
         self.begun = False
-        """The event loop owns the socket from then on, and closes it."""
+        """Whether the event loop owns the socket, and closes it."""
         self.made = False
-        """The protocol owns the place from then on."""
+        """Whether the protocol owns the place."""
 
 
 class _Arriving(asyncio.Protocol):
-    """Makes the real protocol when the handshake is over: one that fails costs little memory."""
+    """Creates the real protocol after the handshake, so that a failed one costs little memory."""
 
     def __init__(self, make: Callable[[], asyncio.Protocol]) -> None:
         self._make = make

@@ -1,10 +1,10 @@
-"""Keys of tokens, as Pulsar's tools make and store them, so that an operator's existing keys go on working.
+"""Keys of tokens, in the formats of Pulsar's tools, so that operators can keep their keys.
 
     secret key     random bytes                            HS256, HS384, HS512
     public key     X.509 SubjectPublicKeyInfo, DER or PEM  RS* and PS* of an RSA key, ES256/384/512 by the curve of an EC key
 
-A key is named by a path, a `file:` URL, or a `data:` URL with base64. A key serves only the algorithms of its kind: a token that is
-signed by HMAC with the text of a public key is refused, whatever its header says (RFC 8725 §3.1).
+A key is given by a path, a `file:` URL, or a `data:` URL with base64. A key serves only the algorithms of its kind: a token signed
+by HMAC with the text of a public key is refused, whatever its header says (RFC 8725 §3.1).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MIN_RSA_BITS = 2048
 
 @dataclass(frozen=True, slots=True)
 class TokenKey:
-    """A key that verifies tokens; a secret or private one signs them, too."""
+    """A key that verifies tokens; a secret or private one also signs them."""
 
     key_id: str | None
     algorithms: tuple[str, ...]
@@ -59,7 +59,7 @@ def key_path(location: str) -> Path:
 
 
 def secret_key(location: str, key_id: str | None = None) -> TokenKey:
-    """Raises SecurityConfigurationError: not readable, or too short to be safe."""
+    """Return a secret key. Raises SecurityConfigurationError if it is not readable or too short to be safe."""
     secret = read_key_bytes(location)
     if len(secret) < _MIN_SECRET_BYTES:
         raise SecurityConfigurationError(
@@ -69,7 +69,7 @@ def secret_key(location: str, key_id: str | None = None) -> TokenKey:
         raise SecurityConfigurationError(
             "a secret key is random bytes, and this is a public or private key: whoever has the public one could make tokens"
         )
-    # Longer hashes want longer keys; PyJWT would warn at each token.
+    # Longer hashes need longer keys; PyJWT would warn at each token.
     allowed = tuple(name for name in SECRET_ALGORITHMS if len(secret) * 8 >= int(name[2:]))
     return TokenKey(key_id, allowed, secret)
 
@@ -90,7 +90,7 @@ def _is_asymmetric(data: bytes) -> bool:
 
 
 def public_key(location: str, key_id: str | None = None) -> TokenKey:
-    """Raises SecurityConfigurationError: not readable, no public key, or of a kind that signs no tokens."""
+    """Return a public key. Raises SecurityConfigurationError if it is not one, or of a kind that signs no tokens."""
     from cryptography.hazmat.primitives.serialization import load_der_public_key, load_pem_public_key
 
     data = read_key_bytes(location)
@@ -102,7 +102,7 @@ def public_key(location: str, key_id: str | None = None) -> TokenKey:
 
 
 def private_key(location: str, key_id: str | None = None) -> TokenKey:
-    """A key that signs: PKCS #8, DER or PEM. Raises SecurityConfigurationError."""
+    """Return a signing key in PKCS #8, DER or PEM. Raises SecurityConfigurationError."""
     from cryptography.hazmat.primitives.serialization import load_der_private_key, load_pem_private_key
 
     data = read_key_bytes(location)
@@ -115,7 +115,7 @@ def private_key(location: str, key_id: str | None = None) -> TokenKey:
 
 
 def algorithms_of(public: Any) -> tuple[str, ...]:
-    """Return the algorithms that a public key verifies. Raises SecurityConfigurationError: too short, or of another kind."""
+    """Return the algorithms of a public key. Raises SecurityConfigurationError if it is too short, or of another kind."""
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
     from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
 

@@ -1,7 +1,7 @@
-"""JSON Web Tokens as Pulsar uses them: the claim `sub` is the role. Made, verified, and shown without being verified.
+"""Create, verify and show JSON Web Tokens as Pulsar uses them: the claim `sub` is the role.
 
-What is refused: `alg` none, an algorithm of another kind of key, an unknown key id, a token that is expired or not yet valid, a
-wrong audience or issuer, no role. Reasons never contain the token. Claims and algorithms: RFC 7519, RFC 7518, RFC 8725.
+A token is refused for `alg` none, an algorithm for another kind of key, an unknown key id, a time before or after its validity, a
+wrong audience or issuer, or a missing role. Reasons never contain the token. Claims and algorithms: RFC 7519, RFC 7518, RFC 8725.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from cepheid_security.token_keys import TokenKey
 
 MAX_TOKEN_BYTES = 16 << 10
 _MAX_ROLE_CHARACTERS = 1000
-_MAX_TIME_S = 1 << 53  # of a time: larger numbers, infinity and NaN are none
+_MAX_TIME_S = 1 << 53  # larger numbers, infinity and NaN are not times
 
 
 class TokenVerifier:
-    """Checks tokens with a fixed set of keys. `leeway_s` is how far clocks may be apart.
+    """Verifies tokens with a fixed set of keys. `leeway_s` is the tolerated difference of clocks.
 
-    `audience`: a token must be for it, or for one of several. `method` is that of the principals. `must_expire` refuses tokens
-    without an expiry.
+    `audience`: a token must be for it, or for one of several. `method` is that of returned principals. `must_expire` refuses
+    tokens without an expiry.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class TokenVerifier:
         self._must_expire = must_expire
 
     def verify(self, token: bytes, now_ms: int) -> Principal:
-        """Raises AuthenticationError, which says why."""
+        """Return the principal of a valid token. Raises AuthenticationError with the reason."""
         import jwt
 
         if len(token) > MAX_TOKEN_BYTES:
@@ -59,7 +59,7 @@ class TokenVerifier:
             raise AuthenticationError("that is not a token: it has no readable header") from None
         except RecursionError:  # older PyJWT: a header of nested brackets
             raise AuthenticationError("that is not a token: it has no readable header") from None
-        if "crit" in header:  # RFC 7515 §4.1.11: what is not understood must be refused
+        if "crit" in header:  # RFC 7515 §4.1.11: unknown extensions must be refused
             raise AuthenticationError("the token has extensions (crit) that are not known here")
         algorithm, key_id = header.get("alg"), header.get("kid")
         claims = self._verified(token, str(algorithm), None if key_id is None else str(key_id))
@@ -87,7 +87,7 @@ class TokenVerifier:
             candidates = [key for key in candidates if key.key_id == key_id]
             if not candidates:
                 raise AuthenticationError(f"the token names the key {key_id[:100]!r}, which this cluster does not have")
-        # Times are checked by our own clock: a test or the simulator must be able to move it.
+        # Times are checked with our own clock, which tests and the simulator can move.
         options: Any = {"verify_exp": False, "verify_nbf": False, "verify_iat": False, "verify_aud": self._audience is not None}
         problem = "its signature does not match"
         for key in candidates:
@@ -139,7 +139,7 @@ def token_digest(token: bytes) -> str:
 
 
 def claimed_issuer(token: bytes) -> str | None:
-    """Return the issuer that a token claims to be from, unchecked: it decides which keys the token is checked with."""
+    """Return the issuer that a token claims to be from, unverified. It selects the keys to verify the token with."""
     parts = token.split(b".", 2)
     if len(token) > MAX_TOKEN_BYTES or len(parts) < 2:
         return None
@@ -152,7 +152,7 @@ def claimed_issuer(token: bytes) -> str | None:
 
 
 def named_key(token: bytes) -> str | None:
-    """Return the key that a token names in its header, unchecked; None when it names none."""
+    """Return the key id in a token's header, unverified; None without one."""
     import jwt
 
     try:
@@ -165,7 +165,7 @@ def named_key(token: bytes) -> str | None:
 def create_token(
     key: TokenKey, role: str, now_ms: int, *, expires_in_s: float | None = None, algorithm: str | None = None, **claims: Any
 ) -> str:
-    """Return a signed token for `role`. `algorithm` None: the first one that the key is for."""
+    """Return a signed token for `role`. `algorithm` None: the first one of the key."""
     import jwt
 
     payload = {"sub": role, "iat": now_ms // 1000, "jti": secrets.token_hex(8), **claims}
@@ -176,7 +176,7 @@ def create_token(
 
 
 def read_unverified(token: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return header and claims of a token as they are, for showing them to people. Raises AuthenticationError."""
+    """Return header and claims of a token without verifying it, to show them. Raises AuthenticationError."""
     import jwt
 
     try:
@@ -186,5 +186,5 @@ def read_unverified(token: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 
 def _verifying(key: Any) -> Any:
-    """Of a private key its public half: a file of either kind serves to validate."""
+    """Return the public key of a private key, else the key itself: files of either kind may verify."""
     return key.public_key() if hasattr(key, "private_bytes") else key

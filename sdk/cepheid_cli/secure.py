@@ -1,12 +1,12 @@
 """`cepheid secure init`: everything that a secured cluster needs, in one directory.
 
-    ca.pem, ca-key.pem                 a CA of one's own; the key belongs on no server
+    ca.pem, ca-key.pem                 the cluster's own CA; keep the key off all servers
     crl.pem                            its list of revoked certificates
     server.pem, server-key.pem         for brokers
-    client.pem, client-key.pem         a certificate for a client, where clients have some
+    client.pem, client-key.pem         a certificate for a client, if clients use certificates
     token.key                          the secret key of tokens
     admin.token                        a token of the role `admin`, for a year
-    broker.token                       what brokers show to each other
+    broker.token                       the token by which brokers authenticate to each other
     server.toml                        settings for `cepheid standalone`: --secure DIR
     client.env                         environment of the command line: source it
 
@@ -39,7 +39,7 @@ app = typer.Typer(name="secure", help="Set up TLS and authentication.", no_args_
 ADMIN_ROLE = "admin"
 BROKER_ROLE = "broker"
 _TOKENS = ((ADMIN_ROLE, 365 * 86_400.0), (BROKER_ROLE, None))
-"""Roles with their tokens' lives in seconds. People renew theirs; brokers that lost theirs would no longer serve each other."""
+"""Roles with their tokens' lives in seconds. Operators renew theirs; brokers with expired ones would not serve each other."""
 
 _SERVER = """# Written by `cepheid secure init`. Every setting is described in docs/settings.md.
 [tls]
@@ -118,7 +118,7 @@ def init(
 
 
 def _settle_old_files(directory: Path, written: dict[str, str], *, update: bool) -> None:
-    """Add what files of an earlier release lack, or say what is off by that."""
+    """Add settings that files of an earlier release lack, or print what is disabled without them."""
     from cepheid_cli.secure_enable import LAST_STAGE, stage_of
     from cepheid_cli.secured_cluster import add_missing, old_files
 
@@ -163,7 +163,7 @@ def _settle_client_environment(directory: Path, *, update: bool) -> None:
 
 
 def _token(directory: Path, key: TokenKey, role: str, life_s: float | None, renew_before: datetime.timedelta) -> str | None:
-    """Make the token of a role when it is missing or expires soon, and return what was made. Raises SecurityConfigurationError."""
+    """Create a role's token if it is missing or expires soon, and return what was created. Raises SecurityConfigurationError."""
     from cepheid_security import AuthenticationError, SecurityConfigurationError
     from cepheid_security.authority import replace_private
     from cepheid_security.tokens import TokenVerifier, create_token
@@ -185,7 +185,7 @@ def _token(directory: Path, key: TokenKey, role: str, life_s: float | None, rene
 
 
 def _server_settings(directory: Path) -> str:
-    """Return the text of server.toml. Whatever a path has in it, JSON quotes it as TOML does."""
+    """Return the text of server.toml. JSON quotes any path in the same way as TOML."""
 
     def file(name: str) -> str:
         return json.dumps(str(directory / name), ensure_ascii=False)

@@ -1,4 +1,4 @@
-"""`cepheid secure enable`: turn a running open cluster into a secured one, stage by stage, each a rolling restart.
+"""`cepheid secure enable`: secure a running open cluster in stages, each with a rolling restart.
 
     0 open      nothing written
     1 beside    ports with TLS beside the open ones; the ZooKeeper user is there; clients with credentials are known, the others
@@ -8,8 +8,8 @@
     4 closed    the ports without TLS are closed: bookies ask for roles and tickets
 
 Rules
-1. A stage is written when the one before is in force on each broker and bookie that runs, by their own reports. Later stages
-   include earlier ones, so several machines with a copy of the directory can be brought to a stage one after the other.
+1. A stage is written when the one before is in force on each running broker and bookie, by their own reports. Later stages
+   include earlier ones, so several machines with a copy of the directory can move to a stage one after the other.
 2. Only the settings in `_STAGES` are changed, in the files of `cepheid secure init`. A smaller stage puts them back.
 """
 
@@ -30,7 +30,7 @@ ANONYMOUS_ROLE = "anonymous"
 _PATH = "/cepheid/v1/security"
 
 Report = Mapping[str, Any]
-"""The security of a process, as the admin API answers it."""
+"""The security of a process, as the admin API reports it."""
 
 _PRIVATE: dict[str, tuple[Value | None, ...]] = {"metadata_private": (False, None, None, None)}
 _STAGES: dict[str, dict[str, tuple[Value | None, ...]]] = {
@@ -43,7 +43,7 @@ _STAGES: dict[str, dict[str, tuple[Value | None, ...]]] = {
     "bookie.toml": {**_PRIVATE, "tls.port": (0, 0, 0, None)},
     "autorecovery.toml": _PRIVATE,
 }
-"""By file and setting: its value in each stage; None: it is not in the file."""
+"""Value of each setting in each stage, by file and setting; None: it is not in the file."""
 
 _CHECKS: dict[int, tuple[tuple[str, str, Callable[[Report], bool]], ...]] = {
     1: (
@@ -75,7 +75,7 @@ _NOTES = {
 
 
 class StageNotPossibleError(CepheidError):
-    """The stage before is not in force everywhere, or something that it needs is missing."""
+    """The previous stage is not in force everywhere, or a requirement of the stage is missing."""
 
 
 def stage_of(directory: Path) -> int:
@@ -89,7 +89,7 @@ def stage_of(directory: Path) -> int:
 
 
 def not_in_force(stage: int, found: Mapping[str, Mapping[str, Report | None]]) -> list[str]:
-    """Return why a stage is not in force, a sentence for each process: `found` has what brokers and bookies say of themselves."""
+    """Return why a stage is not in force, a sentence for each process; `found` has the reports of brokers and bookies."""
     reasons: list[str] = []
     for kind, processes in found.items():
         for name, said in processes.items():
@@ -168,14 +168,14 @@ def run_status(admin_url: str) -> None:
 
 
 def _shown(said: Report | None, word: str) -> str:
-    """Return one fact for people; "?": the process, or the broker that was asked, is of a release that does not say."""
+    """Return one fact for display, or "?" if the process or the queried broker is of a release that does not report it."""
     if said is None or word not in said:
         return "?"
     return "yes" if said[word] else "no"
 
 
 def _check(directory: Path, present: int, admin_url: str) -> None:
-    """Raises StageNotPossibleError: the present stage is not in force everywhere, or files lack what a later one needs."""
+    """Raise StageNotPossibleError if the present stage is not in force everywhere, or files lack settings for a later one."""
     from cepheid_cli.secured_cluster import cluster_settings, old_files
 
     optional = {"tls.crl"}  # no stage depends on it, and the files of a stage under way are not updated
@@ -192,7 +192,7 @@ def _check(directory: Path, present: int, admin_url: str) -> None:
 
 
 def _close_metadata(directory: Path, metadata_url: str | None) -> None:
-    """Give the nodes of before to the cluster's user: from stage 2 on all processes have it, and create no others."""
+    """Restrict earlier nodes to the cluster's user. From stage 2 on all processes have it, and create only such nodes."""
     from cepheid_cli.secured_cluster import metadata_auth
     from cepheid_metadata.zookeeper_acls import set_cluster_acls
 

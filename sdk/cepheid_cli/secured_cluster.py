@@ -5,7 +5,7 @@
     metadata.auth                           user and password for ZooKeeper: what the cluster creates there is for this user alone
     broker.toml, bookie.toml                settings for `cepheid broker`, `cepheid bookie` and `cepheid autorecovery`
 
-`--secure DIR` of these commands reads the file of the role, and then that of `--config`, whose settings count more.
+`--secure DIR` of these commands reads the file of the role, and then that of `--config`, whose settings take precedence.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 METADATA_AUTH_FILE = "metadata.auth"
 _CERTIFICATES = (("broker", True), ("bookie", True), ("admin", False))
-"""Common names, which are roles, and whether servers use them."""
+"""Common names of certificates, which are roles, and whether servers use them."""
 
 _HEAD = "# Written by `cepheid secure init`. Every setting is described in docs/settings.md.\n"
 _BROKER = """metadata_auth_file = {metadata_auth}
@@ -69,11 +69,11 @@ _SETTINGS = {"broker.toml": _BROKER, "bookie.toml": _BOOKIE, "autorecovery.toml"
 
 
 class NotSecuredError(CepheidError):
-    """A directory that was named does not have what `cepheid secure init` makes."""
+    """A given directory lacks the files of `cepheid secure init`."""
 
 
 def add_cluster_files(authority: Authority, directory: Path, hosts: Sequence[str]) -> list[str]:
-    """Add what is missing to `directory`; return the names of what was added. `hosts`: names of the certificates for servers."""
+    """Add missing files to `directory`, and return their names. `hosts`: host names in the certificates for servers."""
     from cepheid_security.authority import write_private
 
     made: list[str] = []
@@ -103,14 +103,14 @@ def cluster_settings(directory: Path) -> dict[str, str]:
         "bookie_key": "bookie-key.pem",
         "token_key": "token.key",
     }
-    # A JSON text is a TOML text, whatever characters a path has.
+    # A JSON string is a valid TOML string, whatever characters a path has.
     paths = {field: json.dumps(str(directory / name), ensure_ascii=False) for field, name in names.items()}
     return {name: _HEAD + text.format(**paths) for name, text in _SETTINGS.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class OldFile:
-    """A file of settings that does not switch everything on: one of an earlier release, or one that was changed.
+    """A settings file that does not enable everything, because it is of an earlier release or was changed.
 
     `missing`: settings that it lacks, with what `cepheid secure init` writes. `off`: what is off by that, in words.
     """
@@ -152,7 +152,7 @@ def old_files(directory: Path, written: Mapping[str, str]) -> list[OldFile]:
 
 
 def add_missing(file: OldFile) -> None:
-    """Add the settings that a file lacks; what it has stays as it is. Raises UneditableFileError."""
+    """Add the settings that a file lacks, and keep the others. Raises UneditableFileError."""
     from cepheid_security.authority import replace_private
 
     text = file.path.read_text(encoding="utf-8")
@@ -160,7 +160,7 @@ def add_missing(file: OldFile) -> None:
 
 
 def settings_files(role: str, secure: Path | None, config: Path | None) -> list[Path]:
-    """Return the files of settings of a role, the one that counts more last. Raises NotSecuredError."""
+    """Return the settings files of a role, the one that takes precedence last. Raises NotSecuredError."""
     files = []
     if secure is not None:
         files.append(_require(secure, f"{role}.toml"))

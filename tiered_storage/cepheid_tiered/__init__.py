@@ -1,4 +1,4 @@
-"""Ended ledgers as Parquet in object storage. Cheap to import: the object store's library and pyarrow come with first use."""
+"""Ended ledgers as Parquet in object storage. Cheap to import: the object store's library and pyarrow are imported on first use."""
 
 from cepheid_tiered.segment import (
     DamagedSegmentError,

@@ -1,6 +1,6 @@
-"""Small objects and listings: what manifests, sweeps and restores ask of an object store.
+"""Small objects and listings of an object store, as needed by manifests, sweeps and restores.
 
-Segments are written and read by a `SegmentStore`, in ranges and with their own checks. This is the rest, by URL as well.
+Segments are written and read by a `SegmentStore`, in ranges and with their own checks. This is for all other objects, by URL too.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from cepheid_tiered.segment import SegmentError
 
 
 class Bucket(Protocol):
-    """Errors are SegmentErrors that name the URL; only NoSuchSegmentError says that an object is not there."""
+    """Objects by URL. Errors are SegmentErrors that name the URL; only NoSuchSegmentError means that an object does not exist."""
 
     def list(self, prefix_url: str) -> AsyncIterator[StoredObject]:
-        """All objects below this URL, which is a directory. None below it is success; a listing ends whole, or raises."""
+        """Yield all objects, if any, below this URL of a directory. A listing is complete or raises."""
 
     async def get(self, url: str, *, max_bytes: int) -> bytes:
-        """Raises NoSuchSegmentError."""
+        """Return the contents of an object. Raises NoSuchSegmentError."""
 
     async def put(self, url: str, data: bytes) -> None:
-        """Write the object whole, over what was there: a reader sees the old one or the new one."""
+        """Write or replace the object atomically: a reader sees the old or the new one."""
 
     async def delete(self, url: str) -> None:
-        """No such object is success."""
+        """Delete the object. Succeeds if it does not exist."""
 
 
 class ObjectBucket:
@@ -42,7 +42,7 @@ class ObjectBucket:
         size_bytes = await self._objects.size(url)
         if size_bytes > max_bytes:
             raise SegmentError(f"{url} has {size_bytes} bytes; at most {max_bytes} are read", url=url)
-        # One that is replaced by a shorter one at this moment is damaged for the caller, who may ask again.
+        # An object replaced by a shorter one at this moment looks damaged to the caller, which may retry.
         return bytes(await self._objects.get_range(url, 0, size_bytes))
 
     async def put(self, url: str, data: bytes) -> None:

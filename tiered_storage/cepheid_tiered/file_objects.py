@@ -2,8 +2,8 @@
 
     upload ──► .name.parquet.<random>.part   fsync, rename, fsync of the folder ──►   name.parquet
 
-A file that has its name is complete and survives a power loss. What a crash leaves of an upload are `.part` files: no listing shows
-them, and `delete` of the object removes them.
+A file with its final name is complete and survives a power loss. A crash during an upload leaves `.part` files: no listing shows
+them, and deleting the object removes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LARGE_BYTES = 256 << 10
 
 
 class FileObjects:
-    """All files of the machine, by file:// URL. `worker` runs what blocks."""
+    """All files of the machine, by file:// URL. `worker` runs blocking operations."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -100,7 +100,7 @@ class FileObjects:
 
 
 def _ignore(writing: asyncio.Future[None]) -> None:
-    """The upload has failed: the failure of its last part is not news."""
+    """Ignore the failure of an upload's last part, because the upload has failed already."""
     if not writing.cancelled():
         writing.exception()
 
@@ -120,7 +120,7 @@ class _Upload:
         while len(view):
             view = view[os.write(self._fd, view) :]
         self.size_bytes += memoryview(data).nbytes
-        os.fdatasync(self._fd)  # part by part: at the end all at once would hold up the journal of a bookie on the same disk
+        os.fdatasync(self._fd)  # after each part: one large sync would delay the journal of a bookie on the same disk
 
     def finish(self) -> None:
         os.fsync(self._fd)
@@ -141,8 +141,8 @@ def _path(url: str) -> Path:
 
 
 def _require_base(path: Path) -> None:
-    """Raise FileNotFoundError where the directory of the policy is not there: its disk may not be mounted. Made here, it would be
-    another one, which vanishes behind the disk when that is mounted again."""
+    """Raise FileNotFoundError if the directory of the policy is missing, as when its disk is not mounted. A directory created here
+    would be hidden when the disk is mounted again."""
     above = path.parents[len(_BELOW_BASE) :]
     if above and not above[0].is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such directory", str(above[0]))
@@ -152,12 +152,12 @@ _BELOW_BASE = ("topic", "namespace", "tenant")
 
 
 def make_base(store_url: str) -> None:
-    """Make the directory of a policy that is being set. Blocking. Raises OSError."""
+    """Create the directory of a policy that is being set. Blocking. Raises OSError."""
     _make_folders(_path(store_url))
 
 
 def _make_folders(folder: Path) -> None:
-    """Create the folder and those above it, so that a power loss does not take away the name of one."""
+    """Create the folder and its parents durably, so that their names survive a power loss."""
     if folder.is_dir():
         return
     _make_folders(folder.parent)

@@ -7,7 +7,7 @@
      "cursors":[…], "cursors_at_ms":…, "crc32c":"0a1b2c3d"}                            over all bytes before this field
 
 An object is `[name, bytes, completed at ms, crc32c or null]`; its name is relative to the manifest, or a whole URL when it is in
-another store. A ledger without an object was not offloaded when the manifest was written: a restore says so.
+another store. A ledger without an object was not offloaded when the manifest was written; a restore reports it.
 
 Records of metadata are embedded as metadata stores them, each with its own format number, so that this module needs to know
 nothing of policies or schemas, and a restore reads them with the rules of `cepheid_metadata.record`.
@@ -35,7 +35,7 @@ from cepheid_ports import CepheidError
 MANIFEST_NAME = "manifest.json"
 FORMAT = 1
 MAX_MANIFEST_BYTES = 64 * 1024 * 1024
-"""Of a manifest that is read. 20,000 ledgers take about 3 MB."""
+"""Largest manifest that is read, in bytes. 20,000 ledgers take about 3 MB."""
 
 _ROWS_IN_A_PIECE = 200
 _CRC_FIELD = b',"crc32c":"'
@@ -60,17 +60,17 @@ _FIELDS = (
 
 
 class ManifestError(CepheidError):
-    """A manifest cannot be used. The text names it and says why."""
+    """A manifest cannot be used. The message names it and says why."""
 
     hint: ClassVar[str] = "the segments beside it are not touched; `cepheid tiered verify --url` reads what is in the bucket"
 
 
 class DamagedManifestError(ManifestError):
-    """It is cut off, changed, or not a manifest."""
+    """The object is truncated, changed, or not a manifest."""
 
 
 class NewerManifestError(ManifestError):
-    """It was written by a newer release."""
+    """The manifest was written by a newer release."""
 
     hint: ClassVar[str] = "use that release, or a newer one, to restore"
 
@@ -83,7 +83,7 @@ class ManifestObject:
     size_bytes: int
     completed_at_ms: int
     crc32c: int | None = None
-    """As `SegmentSummary.crc32c`; None: the writer of the manifest did not know it."""
+    """Value of `SegmentSummary.crc32c`; None if the writer of the manifest did not know it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,9 @@ class ManifestLedger:
     size_bytes: int
     messages: int | None
     ended_at_ms: int
-    """0: it was open; `entries` and `size_bytes` are what was confirmed by then."""
+    """Time of its end; 0: it was open, and `entries` and `size_bytes` are what was confirmed by then."""
     object: ManifestObject | None
-    """None: it was not offloaded."""
+    """Object of the ledger; None: it was not offloaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class ManifestCursor:
     name: str
     mark_delete: tuple[int, int]
     state: bytes | None
-    """Acknowledgements above the mark-delete position, in the cursor's own format; None: too large to be kept here."""
+    """Acknowledgements above the mark-delete position, in the cursor's own format; None: too large for a manifest."""
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -121,10 +121,10 @@ class Manifest:
     namespace_record: Mapping[str, Any] | None
     topic_record: Mapping[str, Any] | None
     base_record: Mapping[str, Any] | None
-    """Of a partition: the record of its partitioned topic."""
+    """For a partition, the record of its partitioned topic."""
     schema_history: Mapping[str, Any] | None
     schema_definitions: Mapping[str, Mapping[str, Any]]
-    """By version, as text: JSON has no other keys."""
+    """Schemas by version. The version is text, since JSON has no other keys."""
     ledgers: Sequence[ManifestLedger]
     cursors: Sequence[ManifestCursor]
     cursors_at_ms: int
@@ -144,7 +144,7 @@ class Manifest:
         return b"".join(self.encode_pieces())
 
     def encode_pieces(self) -> Iterator[bytes]:
-        """The encoding in pieces of about 2 ms (20,000 ledgers: 170 ms in all): a broker's loop gets its turn between them."""
+        """Yield the encoding in pieces of about 2 ms (20,000 ledgers: 170 ms in all), so that a broker's loop runs between them."""
         head = {
             "format": FORMAT,
             "cluster_id": self.cluster_id,
@@ -177,7 +177,7 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes, url: str) -> Manifest:
-        """Raises NewerManifestError, DamagedManifestError; both name `url`."""
+        """Decode a manifest. Raises NewerManifestError, DamagedManifestError; both name `url`."""
         try:
             fields = json.loads(data)
         except ValueError as error:
@@ -217,18 +217,18 @@ class Manifest:
 
 
 def manifest_url(segment_url: str) -> str:
-    """The manifest beside this segment."""
+    """Return the URL of the manifest beside a segment."""
     return _beside(segment_url, MANIFEST_NAME)
 
 
 def name_from(manifest: str, segment_url: str) -> str:
-    """What a manifest calls a segment: its name where it is beside the manifest, else its whole URL."""
+    """Return the name of a segment in a manifest: its file name if it is beside the manifest, else its whole URL."""
     name = urlsplit(segment_url).path.rpartition("/")[2]
     return name if _beside(manifest, name) == segment_url else segment_url
 
 
 def url_from(manifest: str, name: str) -> str:
-    """The URL of what a manifest calls `name`. Raises DamagedManifestError for a name that leaves the directory."""
+    """Return the URL of the segment `name` in a manifest. Raises DamagedManifestError for a name outside the directory."""
     if "://" in name:
         return name
     if not name or "/" in name or name.startswith("."):

@@ -1,4 +1,4 @@
-"""An object store in memory, which can be made slow or made to fail at every operation: for tests and the simulator."""
+"""An object store in memory for tests and the simulator, in which every operation can be made slow or made to fail."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Hook = Callable[[str, str], Awaitable[None]]
 
 
 class MemoryObjects:
-    """`before` runs before an operation has any effect, and `after` when it had its effect and the caller does not know it yet.
+    """Objects in memory. `before` runs before an operation takes effect, `after` between its effect and its return.
 
-    Either may wait, or raise: a failure of `after` is an answer that was lost. Each part of an upload calls both as `part`.
+    Either may wait, or raise: an exception in `after` acts as a lost answer. Each part of an upload calls both as `part`.
     """
 
     def __init__(self, before: Hook | None = None, after: Hook | None = None, now_ms: Callable[[], int] = lambda: 0) -> None:

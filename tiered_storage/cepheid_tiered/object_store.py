@@ -1,11 +1,11 @@
-"""Objects by URL: the interface that all object stores have here, their URLs, and their errors.
+"""The common interface of object stores, with objects named by URL; their URLs and errors.
 
     s3://bucket/prefix/tenant/ns/topic/00000000000000000007-9f0c….parquet?endpoint=http://127.0.0.1:9000&region=us-east-1
     └─ place ──┘└─ key, taken literally ──────────────────────────────┘ └─ options of the store, never a secret ────────┘
 
-Rule 1: an object is visible only when it is complete. An upload that fails or is given up leaves nothing that a reader could see.
-Rule 2: NoSuchSegmentError means that the store said so for certain. A missing bucket or folder is another error: it may come back.
-Rule 3: every wait has an end: requests have timeouts, and retries have a limit.
+Rule 1: an object is visible only when it is complete. A failed or cancelled upload leaves nothing that a reader could see.
+Rule 2: NoSuchSegmentError means that the store reported so. A missing bucket or folder is another error, since it may return.
+Rule 3: every wait is bounded: requests have timeouts, and retries have a limit.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class UnusableNameError(SegmentError):
 
 
 class StoreUnavailableError(SegmentError):
-    """The object store could not be reached, answered too late, or failed."""
+    """The object store could not be reached, timed out, or failed."""
 
 
 class StoreRefusedError(SegmentError):
-    """The object store answered, and refuses: no such bucket, no permission, another region."""
+    """The object store refuses the request: no such bucket, no permission, another region."""
 
 
 class NewerSegmentError(SegmentError):
@@ -57,7 +57,7 @@ class NewerSegmentError(SegmentError):
 
 @dataclass(frozen=True, slots=True)
 class StoreUrl:
-    """A URL in its parts. `key` has no slash at its begin; for file:// it is the path below `/`."""
+    """A parsed URL. `key` has no leading slash; for file:// it is the path below `/`."""
 
     scheme: str
     place: str
@@ -68,7 +68,7 @@ class StoreUrl:
 
     @classmethod
     def parse(cls, url: str) -> StoreUrl:
-        """Raises BadStoreUrlError."""
+        """Parse a URL. Raises BadStoreUrlError."""
         scheme, separator, rest = url.partition("://")
         path, _, query = rest.partition("?")
         place, slash, key = path.partition("/")
@@ -96,11 +96,11 @@ class StoreUrl:
 
     @property
     def root(self) -> str:
-        """Scheme and place, without a key."""
+        """Return scheme and place, without a key."""
         return f"{self.scheme}://{self.place}"
 
     def with_key(self, key: str) -> str:
-        """The URL of another object of the same store."""
+        """Return the URL of another object in the same store."""
         return f"{self.root}/{key}" + (f"?{self.query}" if self.query else "")
 
     def __str__(self) -> str:
@@ -108,7 +108,7 @@ class StoreUrl:
 
 
 def join_url(store_url: str, *steps: str) -> str:
-    """`store_url` with steps added to its path, before its query. Raises BadStoreUrlError."""
+    """Return `store_url` with steps added to its path, before its query. Raises BadStoreUrlError."""
     base = StoreUrl.parse(store_url)
     return base.with_key("/".join(step for step in (base.key.strip("/"), *steps) if step))
 
@@ -124,25 +124,25 @@ class ObjectStore(Protocol):
     """Objects of any store, by URL. Every method raises SegmentErrors that name the URL and the reason."""
 
     async def get_range(self, url: str, start: int, end: int) -> Buffer:
-        """Exactly the bytes `start` to before `end`. Raises DamagedSegmentError if the object is shorter."""
+        """Return exactly the bytes from `start` to before `end`. Raises DamagedSegmentError if the object is shorter."""
 
     async def get_ranges(self, url: str, ranges: Sequence[tuple[int, int]]) -> list[Buffer]:
-        """Several ranges, each as `get_range` returns it. Ranges that lie close together may become one request."""
+        """Return several ranges, each as `get_range` does. Ranges close to each other may be read by one request."""
 
     async def size(self, url: str) -> int:
-        """Size of the object in bytes. Raises NoSuchSegmentError."""
+        """Return the size of the object in bytes. Raises NoSuchSegmentError."""
 
     async def put(self, url: str, data: Buffer) -> None:
         """Write or replace a small object as a whole."""
 
     async def upload(self, url: str, parts: AsyncIterator[Buffer]) -> int:
-        """Write an object from parts of any size, and return its size. It is visible when this returns, and only then.
+        """Write an object from parts of any size, and return its size. It becomes visible only when this returns.
 
-        When `parts` raises or the call is cancelled, the upload is aborted. Parts of an aborted upload are removed, unless the
-        process or the store fails right then: a bucket should expire incomplete multipart uploads (docs of the store)."""
+        If `parts` raises or the call is cancelled, the upload is aborted and its parts are removed, unless the process or the
+        store fails at that moment: a bucket should expire incomplete multipart uploads (docs of the store)."""
 
     def list(self, prefix_url: str) -> AsyncIterator[StoredObject]:
-        """All objects whose key begins with the path of the URL and a slash, in no particular order. None: no objects."""
+        """Yield all objects, if any, whose key begins with the path of the URL and a slash, in no particular order."""
 
     async def delete(self, url: str) -> None:
-        """Delete an object. It is no error if there is none."""
+        """Delete an object. Succeeds if it does not exist."""

@@ -1,4 +1,4 @@
-"""All object stores of a process, each URL passed to the store of its scheme."""
+"""All object stores of a process. Each URL is passed to the store of its scheme."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cepheid_tiered.remote_objects import RemoteObjects, StoreTimeouts
 
 
 class ObjectStores:
-    """An `ObjectStore` for every URL. `worker` runs file operations; libraries of remote stores are loaded with first use."""
+    """An `ObjectStore` for every URL. `worker` runs file operations; libraries of remote stores are imported on first use."""
 
     def __init__(self, worker: Worker, timeouts: StoreTimeouts | None = None) -> None:
         self._files = FileObjects(worker)

@@ -1,4 +1,4 @@
-"""The process that decodes, compresses and uploads, so that publishing shares no interpreter lock with it.
+"""A child process that decodes, compresses and uploads segments, so that publishing does not share its interpreter lock.
 
     broker                                               python -m cepheid_tiered.offload_process
       ProcessSegments.write ──► socket of this call ──►  Segments.write ──► object store
@@ -6,14 +6,14 @@
       control socket ─────────► a socket for each call;  its end is the end of the process
 
     call     │length│JSON│ then, for a write, │length│groups│ … │0│           answer   │length│JSON│
-    after the answer to a write that succeeded: │length│taken│
+    after the answer to a successful write:     │length│taken│
 
-Rule 1: what the child has not read yet waits in the broker's source: a socket holds little, and nothing is queued behind it.
-Rule 2: when the child ends, its calls fail with a retriable error, and the next call starts a new one. When the broker ends,
-however that happens, the child aborts its uploads and ends.
-Rule 3: a write belongs to the caller only once the caller has confirmed the answer. When its socket ends before that, the child
-aborts the upload and deletes the object: the caller has given up, or died, and may have deleted the object before it was complete.
-Rule 4: a child that hangs is killed. While calls are under way it must answer a ping by each of its threads now and then.
+Rule 1: entries that the child has not read yet stay in the broker's source: a socket holds little, and no queue follows it.
+Rule 2: when the child ends, its calls fail with a retriable error, and the next call starts a new child. When the broker ends in
+any way, the child aborts its uploads and ends.
+Rule 3: a write belongs to the caller only once the caller has confirmed the answer. If its socket closes before that, the child
+aborts the upload and deletes the object: the caller has given up or died, and may have deleted the object before it was complete.
+Rule 4: a child that hangs is killed. While calls are in progress, each of its threads must answer pings.
 Rule 5: credentials reach the child through the environment that it inherits, never on its command line.
 """
 
@@ -66,7 +66,7 @@ _AHEAD_BYTES = 2 << 20
 _TAKEN = b"taken"
 _END_S = 10.0
 _DROP_S = 30.0
-"""Time that the child takes to abort and delete what its caller has given up."""
+"""Time limit for the child to abort and delete an upload that its caller has given up."""
 _ERRORS: dict[str, type[SegmentError]] = {
     kind.__name__: kind
     for kind in (
@@ -100,12 +100,12 @@ class OffloadProcessSettings:
     calls_at_once: int = 2
     """Writes and verifications at the same time; others wait. Each takes about 50 MB."""
     answer_s: float = 300.0
-    """Time that the child may take to answer a ping before it is killed. Long: its priority is low, and on a busy machine one row
-    group may keep a thread of it busy for a minute."""
+    """Time in which the child must answer a ping before it is killed. Long, because its priority is low, and on a busy machine one
+    row group may keep one of its threads busy for a minute."""
 
 
 class ProcessSegments:
-    """A `SegmentStore` whose `write` and `verify` run in a child process. `local` does the rest, in this process."""
+    """A `SegmentStore` whose `write` and `verify` run in a child process. `local` does everything else in this process."""
 
     def __init__(
         self, local: Segments, schemas: Schemas, settings: OffloadProcessSettings | None = None, cluster: str = ""
@@ -121,7 +121,7 @@ class ProcessSegments:
 
     @property
     def child_pid(self) -> int | None:
-        """Process id of the child, None while there is none."""
+        """Process id of the child, or None."""
         return self._child.pid if self._child is not None and self._child.is_alive else None
 
     def url_of(self, store_url: str, topic: TopicName, ledger_id: int) -> str:
@@ -182,12 +182,12 @@ class ProcessSegments:
             child.calls -= 1
             answer.cancel()
             if not writer.is_closing():
-                writer.transport.abort()  # the end of the socket tells the child to give up what is not finished
+                writer.transport.abort()  # makes the child abort unfinished work
             await close_source(groups)
         return _summary(found)
 
     async def _watch(self, child: _Child) -> None:
-        """Rule 4. For as long as calls are under way."""
+        """Ping the child while calls are in progress, and kill it if it does not answer (rule 4)."""
         limit_s = self._settings.answer_s
         while True:
             await asyncio.sleep(limit_s / 2)
@@ -203,7 +203,7 @@ class ProcessSegments:
                 log.error("offload.process_hangs", extra={"pid": child.pid, "silent_s": limit_s, "hint": hint})
                 child.kill()
             except (SegmentError, ConnectionError, asyncio.IncompleteReadError):
-                break  # it has ended: its calls know
+                break  # the child has ended, and its calls fail by themselves
         child.is_watched = False
 
     async def _ping(self, child: _Child) -> None:
@@ -233,7 +233,7 @@ class _Child:
         self._control = control
         self._control.setblocking(False)  # a child that hangs must not stop this process
         self.calls = 0
-        """Writes and verifications under way."""
+        """Writes and verifications in progress."""
         self.is_watched = False
 
     @classmethod
@@ -251,7 +251,7 @@ class _Child:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # Ctrl-C is for the broker, which then ends the child
+                start_new_session=True,  # Ctrl-C should reach only the broker, which then ends the child
                 env={
                     "ARROW_DEFAULT_MEMORY_POOL": "jemalloc",  # it gives back what a row group took; the default keeps 15 MB more
                     **os.environ,
@@ -287,7 +287,7 @@ class _Child:
         return reader, writer
 
     async def ended(self) -> str:
-        """How the child ended, for an error. A child that closed a socket and goes on is killed: what it does is not known."""
+        """Return how the child ended, for an error. Kill a child that closed a socket but runs on, since its state is unknown."""
         try:
             async with asyncio.timeout(_END_S):
                 await self._process.wait()
@@ -360,7 +360,7 @@ class _Server:
             if unclaimed is not None and "summary" in answer:
                 await _read_frame(reader, len(_TAKEN))
             unclaimed = None
-            # The parent closes. Until then what it still sends is read: closing with unread bytes could cost it the answer.
+            # Read what the parent sends until it closes: closing with unread bytes could lose the answer.
             while await reader.read(_SOCKET_BYTES):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError):
@@ -371,13 +371,13 @@ class _Server:
                 await self._drop(unclaimed)
 
     async def _pong(self) -> dict[str, Any]:
-        """Once every thread has had its turn."""
+        """Answer a ping once every thread has run."""
         for worker in (self._worker, self._files):
             await worker.run(lambda: None)
         return {}
 
     async def _drop(self, url: str) -> None:
-        """Rule 3."""
+        """Delete the object of a write that its caller gave up (rule 3)."""
         try:
             async with asyncio.timeout(_DROP_S):
                 await self._objects.delete(url)
@@ -385,7 +385,7 @@ class _Server:
             log.warning("segments.left_behind: %s: %s", url, error)
 
     async def _answer_while_wanted(self, head: dict[str, Any], reader: asyncio.StreamReader) -> dict[str, Any]:
-        """Raises ConnectionError when the parent gives up, after the work has been stopped."""
+        """Return the answer to a call. If the parent gives up, stop the work and raise ConnectionError."""
         has_all = asyncio.Event()  # of what the parent sends before the answer
 
         async def until_it_gives_up() -> None:
@@ -434,7 +434,7 @@ class _Server:
 
 
 async def _groups(reader: asyncio.StreamReader, has_all: asyncio.Event) -> AsyncIterator[Sequence[EntryGroup]]:
-    """Sets `has_all` after the last of them."""
+    """Yield the groups that the parent sends, and set `has_all` after the last one."""
     while len(view := memoryview(await _read_frame(reader))):
         groups, at = [], 0
         while at < len(view):
@@ -464,14 +464,14 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
     share_one_arena()
     asyncio.run(_serve(arguments.control_fd, arguments.calls))
-    os._exit(0)  # threads of libraries are not waited for: the parent is gone
+    os._exit(0)  # without waiting for threads of libraries: the parent has ended
 
 
-# What both sides share.
+# Shared by both sides.
 
 
 async def _read_frame(reader: asyncio.StreamReader, limit_bytes: int = (1 << 32) - 1) -> bytes:
-    """Raises IncompleteReadError when the peer ends."""
+    """Read one frame. Raises IncompleteReadError if the peer ends."""
     (size_bytes,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
     if size_bytes > limit_bytes:
         raise ConnectionError(f"a frame of {size_bytes} bytes, {limit_bytes} are taken at most")

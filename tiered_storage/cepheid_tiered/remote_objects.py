@@ -1,7 +1,7 @@
-"""Objects in S3, Google Cloud Storage and Azure, through the library `obstore`. Why that one: figures in the README.
+"""Objects in S3, Google Cloud Storage and Azure, through the library `obstore`. The README says why it was chosen.
 
 Credentials come from the environment of the process (AWS_ACCESS_KEY_ID, GOOGLE_SERVICE_ACCOUNT, AZURE_STORAGE_ACCOUNT_KEY, …, or
-what the machine's metadata service gives), and are renewed by the library.
+the machine's metadata service), and the library renews them.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from cepheid_tiered.object_store import BadStoreUrlError, StoredObject, StoreRef
 from cepheid_tiered.segment import DamagedSegmentError, NoSuchSegmentError, SegmentError
 
 PART_BYTES = 8 << 20
-"""Size of a part of a multipart upload: 10,000 parts, which is the most that S3 takes, are 80 GB."""
+"""Size of a part of a multipart upload. S3's maximum of 10,000 parts is 80 GB."""
 _PARTS_AT_ONCE = 2
 
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 _NO_OBJECT = ("NoSuchKey", "BlobNotFound", "No such object")
-"""What S3 and Google, Azure, and Google's JSON say of a missing object. A 404 without it may come from any web server."""
+"""Texts of S3 and Google, Azure, and Google's JSON for a missing object. A 404 without one may come from any web server."""
 _EXPIRED = ("ExpiredToken", "TokenRefreshRequired", "InvalidToken")
 _WRONG_CLOCK = ("RequestTimeTooSkewed", "RequestExpired")
 _WRONG_REGION = ("PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException", "redirect")
@@ -79,7 +79,7 @@ class RemoteObjects:
         try:
             return int((await obstore.head_async(store, at.key))["size"])
         except Exception as error:
-            # An answer to HEAD has no text: whether it is the bucket that is missing, only another request can tell.
+            # An answer to HEAD has no text: only another request can tell whether the bucket itself is missing.
             if isinstance(error, FileNotFoundError):
                 await self.get_range(url, 0, 1)
             raise _told(url, at, error) from error
@@ -98,8 +98,8 @@ class RemoteObjects:
 
         at, store = self.store_of(url)
         source = _Parts(parts)
-        # The library aborts an upload whose source raises, and leaves it as it is when it is cancelled. So it never is: the source
-        # is made to raise.
+        # The library aborts an upload whose source raises, but not one that is cancelled. So it is never cancelled: its source
+        # raises instead.
         uploading = asyncio.ensure_future(
             obstore.put_async(
                 store, at.key, source.read(), use_multipart=True, chunk_size=PART_BYTES, max_concurrency=_PARTS_AT_ONCE
@@ -166,7 +166,7 @@ class RemoteObjects:
             if (region := at.option("region")) is not None:
                 options["region"] = region
             elif endpoint is not None:
-                options["region"] = "us-east-1"  # servers of other makers do not care, and signatures need one
+                options["region"] = "us-east-1"  # signatures need a region; servers of other vendors ignore it
         client: dict[str, Any] = {
             "connect_timeout": timedelta(seconds=times.connect_s),
             "timeout": timedelta(seconds=times.request_s),
@@ -224,7 +224,7 @@ class _Parts:
 
 
 def _told(url: str, at: StoreUrl, error: BaseException) -> SegmentError:
-    """The error of this package for one of the library's. Its whole text is not repeated: answers to bad signatures quote keys."""
+    """Return this package's error for one of the library's, without its whole text: answers to bad signatures quote keys."""
     if isinstance(error, SegmentError):
         return error
     from obstore import exceptions

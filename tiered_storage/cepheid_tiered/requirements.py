@@ -1,4 +1,4 @@
-"""Whether this installation can use object stores. Asked without importing any of the libraries: they are large."""
+"""Check whether this installation can use object stores, without importing the large libraries."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _LIBRARIES = ("obstore", "pyarrow")
 
 
 def missing_requirements() -> str | None:
-    """A sentence about what is not installed, and how to install it; None: everything is there."""
+    """Return a sentence about what is not installed and how to install it, or None."""
     missing = [name for name in _LIBRARIES if find_spec(name) is None]
     if not missing:
         return None

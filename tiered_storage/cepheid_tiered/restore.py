@@ -1,25 +1,24 @@
-"""Brings topics back from a bucket alone, by their manifests.
+"""Restore topics from a bucket alone, by their manifests.
 
     list the bucket ► read manifests ► no broker runs, no id is taken ► id counter above all ids of the bucket
         each topic: tenant, namespace, schemas, cursors ► chain and its mark ► topic record ► manifest names this cluster
 
-What comes back has its ledger ids, its incarnation, its schema versions and its cursors, so positions that others keep (offsets of
-Spark, message ids of clients) stay valid. Ledgers are read from their objects alone; nothing is copied to bookies.
+Restored topics have their ledger ids, incarnation, schema versions and cursors, so positions stored elsewhere (offsets of Spark,
+message ids of clients) stay valid. Ledgers are read from their objects; nothing is copied to bookies.
 
 Rules:
 1. The bucket is read before metadata is written. If it cannot be listed nothing is restored.
 2. No broker is registered: one might have taken ledger ids that a manifest names. No other ledger of the cluster has such an id.
    While a restore of metadata is not confirmed, bookies may have ledgers that metadata does not know: only topics that exist get
    copies then.
-3. The record of the topic is written last, so no client finds a topic that is half there. A restore that was cut off is repeated:
-   what is there already, of the same incarnation, is kept, and the rest is added.
-4. A topic that exists keeps all that it has. Where metadata is older than the bucket, as after a restore from a backup, its chain
-   gets the copies that it does not name: of its own ledgers, and of ledgers that came after them. One topic that cannot be restored
-   does not hinder the others.
-5. An object that is missing, or has another size, is named, and its topic is refused unless the caller accepts that.
-6. Objects that the manifest does not name are taken in where their footers say that they belong to it (unnamed_objects.py).
+3. The record of the topic is written last, so that no client finds a partly restored topic. An interrupted restore is repeated:
+   records of the same incarnation that exist already are kept, and the rest is added.
+4. A topic that exists keeps all its data. If metadata is older than the bucket, as after a restore from a backup, its chain gets
+   the copies that it does not name: of its own ledgers, and of later ones. A topic that cannot be restored does not affect others.
+5. An object that is missing, or has another size, is reported, and its topic is refused unless the caller accepts that.
+6. Objects that the manifest does not name are added if their footers say that they belong to the topic (unnamed_objects.py).
 7. The objects belong to the restored topic from then on: its manifest is written again with the id of its new cluster, by which
-   brokers and sweeps of the old cluster know that they are not theirs any more.
+   brokers and sweeps of the old cluster know that the objects are no longer theirs.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ class NotConfirmedError(BucketRestoreRefusedError):
 
 
 class NoManifestError(CepheidError):
-    """There is nothing to restore below the URL."""
+    """There are no manifests below the URL, so nothing to restore."""
 
     hint: ClassVar[str] = "name the URL of the offload policy (bucket and prefix), or the directory of a tenant, namespace or topic"
 
@@ -109,26 +108,26 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class RestoredTopic:
-    """What became of one manifest."""
+    """The outcome of restoring one manifest."""
 
     topic: str
     manifest: str
     outcome: Outcome
     reason: str = ""
-    """Why it is refused or unreadable; or what is to be known although it was restored."""
+    """Why the topic is refused or unreadable, or a remark on a restored topic."""
     ledgers: int = 0
     entries: int = 0
     size_bytes: int = 0
     cursors: int = 0
     cursors_without_state: tuple[str, ...] = ()
-    """Cursors whose acknowledgements above the mark-delete position are not in the manifest: those are delivered again."""
+    """Cursors without their acknowledgements above the mark-delete position, whose messages are delivered again."""
     cursors_age_ms: int = 0
     lost: tuple[ManifestLedger, ...] = ()
     """Ledgers with entries that were never offloaded."""
     missing: tuple[str, ...] = ()
     """Objects that the manifest names and that are not in the bucket as they were."""
     taken_in: tuple[int, ...] = ()
-    """Ledgers whose objects were found by listing the bucket. Of a topic that exists: those whose copies its chain did not name."""
+    """Ledgers whose objects were found by listing the bucket; for an existing topic, those whose copies its chain did not name."""
     not_taken: tuple[str, ...] = ()
     """Other objects in its directory that the manifest does not name, with the reason."""
 
@@ -147,7 +146,7 @@ class _Plan:
     kept: tuple[ManifestLedger, ...]
     missing: tuple[str, ...]
     there: bool
-    """Its chain is: the restore is continued, or repeated."""
+    """Whether its chain exists, so that the restore is continued or repeated."""
     taken_in: tuple[int, ...] = ()
     not_taken: tuple[str, ...] = ()
 
@@ -164,7 +163,7 @@ async def restore_topics(
     footer_of: FooterOf | None = None,
     on_topic: Callable[[RestoredTopic], None] = lambda _: None,
 ) -> list[RestoredTopic]:
-    """Restore all topics below `url`, or `only` one (with its partitions), and return what became of each, by name.
+    """Restore all topics below `url`, or `only` one (with its partitions), and return the outcome of each, by name.
 
     `footer_of` reads objects that no manifest names; without it they are left out.
 
@@ -235,7 +234,7 @@ class _RefusedTopicError(Exception):
 
 
 async def _list(bucket: Bucket, url: str) -> tuple[dict[str, StoredObject], list[str]]:
-    """All objects by their place, and the URLs of the manifests, sorted."""
+    """Return all objects by their place, and the sorted URLs of the manifests."""
     objects: dict[str, StoredObject] = {}
     manifests: list[str] = []
     async for found in bucket.list(url):
@@ -246,7 +245,7 @@ async def _list(bucket: Bucket, url: str) -> tuple[dict[str, StoredObject], list
 
 
 async def _require_idle(store: MetadataStore) -> ClusterIdentity:
-    """Rule 2. Raises BucketRestoreRefusedError, ClusterNotFoundedError."""
+    """Check that no broker runs (rule 2), and return the cluster. Raises BucketRestoreRefusedError, ClusterNotFoundedError."""
     identity = await require_cluster(store)
     await store.sync(keys.BROKERS_KEY)
     if names := await list_names(store, keys.BROKERS_KEY):
@@ -255,7 +254,7 @@ async def _require_idle(store: MetadataStore) -> ClusterIdentity:
 
 
 class _TakenIds:
-    """Ledger ids that the cluster uses, each with what has it."""
+    """Ledger ids that the cluster uses, each with its owner."""
 
     def __init__(self) -> None:
         self._owners: dict[int, str] = {}
@@ -293,7 +292,7 @@ async def _plan(
     accept_missing: bool,
     footer_of: FooterOf | None,
 ) -> _Plan:
-    """Raises _RefusedTopicError, SegmentError, and MetadataErrors of the store."""
+    """Return what to restore for a manifest. Raises _RefusedTopicError, SegmentError, and MetadataErrors of the store."""
     name = TopicName.parse(manifest.topic)
     if twin := next((plan for plan in before if plan.name == name), None):
         raise _RefusedTopicError(f"{twin.url} is a newer manifest of this topic")
@@ -329,7 +328,7 @@ async def _plan(
 
 
 def _check_records(manifest: Manifest, url: str) -> None:
-    """Each record can be read by this release. Raises _RefusedTopicError."""
+    """Check that this release can read each record. Raises _RefusedTopicError."""
     records: list[tuple[type[Record], Mapping[str, Any] | None, str]] = [
         (TenantRecord, manifest.tenant_record, "tenant"),
         (NamespaceRecord, manifest.namespace_record, "namespace"),
@@ -347,16 +346,16 @@ def _check_records(manifest: Manifest, url: str) -> None:
 
 
 def _decoded(kind: type[R], fields: Mapping[str, Any], where: str) -> R:
-    """Raises NewerFormatError, CorruptRecordError."""
+    """Return the decoded record. Raises NewerFormatError, CorruptRecordError."""
     return kind.decode(json.dumps(fields).encode(), where)
 
 
 def _present(
     manifest: Manifest, url: str, objects: Mapping[str, StoredObject]
 ) -> tuple[tuple[ManifestLedger, ...], tuple[str, ...]]:
-    """Ledgers whose objects are in the bucket with their size, and the names of the other objects.
+    """Return the ledgers whose objects are in the bucket with their size, and the names of the other objects.
 
-    An object in another store, which was not listed, is taken as it is recorded: `cepheid tiered verify` reads it.
+    An object in another store, which was not listed, is assumed to be there: `cepheid tiered verify` reads it.
     """
     kept: list[ManifestLedger] = []
     missing: list[str] = []
@@ -372,7 +371,7 @@ def _present(
 
 
 def _newest_bases(manifests: Iterable[Manifest]) -> dict[TopicName, TopicRecord]:
-    """Records of partitioned topics: the newest that a partition's manifest has, with the largest number of partitions."""
+    """Return the records of partitioned topics: the newest in a partition's manifest, with the largest number of partitions."""
     bases: dict[TopicName, tuple[int, TopicRecord]] = {}
     for manifest in manifests:
         if manifest.base_record is None:
@@ -387,7 +386,7 @@ def _newest_bases(manifests: Iterable[Manifest]) -> dict[TopicName, TopicRecord]
 
 
 class _Writer:
-    """The records of one topic, in the order of rule 3."""
+    """Writes the records of one topic in the order of rule 3."""
 
     def __init__(self, store: MetadataStore, identity: ClusterIdentity, plan: _Plan, base: TopicRecord | None) -> None:
         self._store = store
@@ -409,7 +408,7 @@ class _Writer:
         await self._write_topic()
 
     async def _write_owners(self) -> None:
-        """Tenant and namespace, as far as the cluster has none of that name."""
+        """Write the records of tenant and namespace if the cluster has none of that name."""
         manifest, namespace = self._manifest, self._name.namespace
         tenant = TenantRecord(allowed_clusters=(self._identity.name,))
         if manifest.tenant_record is not None:
@@ -423,7 +422,7 @@ class _Writer:
         await self._create(namespace_records(self._store).key_of((namespace.tenant, namespace.local_name)), policies.encode())
 
     def _renamed(self, clusters: Sequence[str]) -> tuple[str, ...]:
-        """The restored topics are of this cluster, where they were of the old one."""
+        """Return the cluster names with the old cluster's replaced by this one's."""
         return tuple(dict.fromkeys(self._identity.name if name == self._manifest.cluster else name for name in clusters))
 
     async def _write_schemas(self) -> None:
@@ -467,7 +466,7 @@ class _Writer:
         ]
 
     async def _write_chain(self) -> None:
-        """Pages first, then the record that names them, with the mark: a chain that is not there whole is not there at all."""
+        """Write the pages first, then the record that names them, with the mark, so that a chain is complete or absent."""
         key = keys.chain_key(self._name)
         stored = split(restored_chain(self._manifest, self._plan.url, self._plan.kept))
         for ref, page in zip(stored.refs, stored.pages, strict=True):
@@ -482,7 +481,7 @@ class _Writer:
             raise _RefusedTopicError(f"it was created at this moment: {error.args[0]}") from None
 
     async def _put_page(self, key: str, value: bytes) -> None:
-        """A page has version 0, also where a restore that was cut off has left another one: its chain deletes it by that."""
+        """Write a page with version 0, by which its chain deletes it, even if an interrupted restore has left another one."""
         found = await self._store.get(key)
         if found is not None and (found.value != value or found.version):
             await self._store.delete(key, found.version)
@@ -491,7 +490,7 @@ class _Writer:
             await self._store.multi([Create(key, value)])
 
     async def _delete_other_pages(self, chain_key: str, names: Container[str]) -> None:
-        """Those of a restore that was cut off. A key with children cannot be deleted, nor then the topic."""
+        """Delete the pages of an interrupted restore: a key with children, and so the topic, could not be deleted."""
         try:
             children = await self._store.children(chain_key)
         except NoSuchKeyError:
@@ -501,7 +500,7 @@ class _Writer:
                 await self._store.delete(f"{chain_key}/{name}", None)
 
     async def _take_in(self) -> None:
-        """Rule 4. In steps: a write may change only so many pages."""
+        """Add copies to the chain of an existing topic (rule 4), in steps because one write can change only some pages."""
         key = keys.chain_key(self._name)
         by_id = {ledger.ledger_id: ledger for ledger in self._plan.kept}
         rows = [by_id[ledger_id] for ledger_id in self._plan.taken_in]
@@ -533,7 +532,7 @@ class _Writer:
             await records.replace(base, found.record.replace(partitions=record.partitions), found.version)
 
     async def _create(self, key: str, value: bytes) -> None:
-        """Keeps what is there. A key with children and without a value is only their parent."""
+        """Create a record, keeping an existing one. A key with children and without a value is only their parent."""
         await self._put(key, value, over_others=False)
 
     async def _put(self, key: str, value: bytes, *, over_others: bool = True) -> None:
@@ -550,17 +549,17 @@ class _Writer:
 
 
 async def _read_chain(store: MetadataStore, name: TopicName) -> Found[Chain] | None:
-    """The chain of a topic. A key without a value is the parent of pages that a restore wrote before it was cut off."""
+    """Return the chain of a topic. A key without a value is the parent of pages from an interrupted restore."""
     found = await store.get(keys.chain_key(name))
     return None if found is None or not found.value else await read_chain(store, name)
 
 
 def restored_chain(manifest: Manifest, url: str, kept: Sequence[ManifestLedger]) -> Chain:
-    """The chain of these ledgers, which are in the bucket alone."""
+    """Return the chain of these ledgers, which are only in the bucket."""
     offloaded = {ledger.ledger_id: _copy_of(ledger, url) for ledger in kept}
     terminated_at = None if manifest.terminated_at is None else Position(*manifest.terminated_at)
     if terminated_at is not None and (not kept or kept[-1].ledger_id != terminated_at.ledger_id):
-        # What came last was never offloaded. The topic stays terminated, at the last entry that there is.
+        # The last ledgers were never offloaded. The topic stays terminated, at its last restored entry.
         terminated_at = Position(kept[-1].ledger_id, kept[-1].entries - 1) if kept else Position(0, -1)
     return Chain(
         incarnation=manifest.incarnation,
@@ -574,7 +573,7 @@ def restored_chain(manifest: Manifest, url: str, kept: Sequence[ManifestLedger])
 
 
 def _lacking(chain: Chain, url: str, kept: Sequence[ManifestLedger]) -> list[ManifestLedger]:
-    """Which of these ledgers an existing chain lacks the copies of: its own, and those that came after its last one."""
+    """Return the ledgers whose copies an existing chain lacks: its own, and those after its last one."""
     ledgers = {ledger.ledger_id: ledger for ledger in chain.ledgers}
     newest = max(ledgers, default=-1)
     going = {place_of(url) for url in chain.object_deletions or ()}
@@ -593,7 +592,7 @@ def _lacking(chain: Chain, url: str, kept: Sequence[ManifestLedger]) -> list[Man
 
 
 def with_copies(chain: Chain, manifest: Manifest, url: str, rows: Sequence[ManifestLedger]) -> Chain:
-    """The chain with these ledgers as offloaded. A last ledger without an end gets the one that the manifest says."""
+    """Return the chain with these ledgers as offloaded. A last ledger without an end gets the one in the manifest."""
     ends = {ledger.ledger_id: ledger for ledger in (*manifest.ledgers, *rows) if ledger.ended_at_ms}
     ledgers = {ledger.ledger_id: ledger for ledger in chain.ledgers}
     offloaded = dict(chain.offloaded or {})
@@ -603,9 +602,9 @@ def with_copies(chain: Chain, manifest: Manifest, url: str, rows: Sequence[Manif
     for row in rows:
         is_new = row.ledger_id not in ledgers
         if is_new and any(ledger.is_open for ledger in ledgers.values()):
-            continue  # nothing may follow a ledger whose end is not known
+            continue  # no ledger may follow one whose end is unknown
         ledgers.setdefault(row.ledger_id, _chain_ledger(row))
-        # What the chain says of the bookies stays true: a read that fails there goes on to the object.
+        # The chain's statements about bookies stay true: a read that fails there continues at the object.
         offloaded[row.ledger_id] = _copy_of(row, url).replace(on_bookies=not is_new)
     return chain.replace(ledgers=tuple(ledgers[ledger_id] for ledger_id in sorted(ledgers)), offloaded=offloaded or None)
 
@@ -627,10 +626,10 @@ def _copy_of(row: ManifestLedger, url: str) -> OffloadedLedger:
 
 
 async def _claim(bucket: Bucket, plan: _Plan, identity: ClusterIdentity) -> str:
-    """Rule 6. Return what is to be said about it."""
+    """Write the manifest again for this cluster (rule 7). Return a remark, or ""."""
     if plan.manifest.cluster_id == identity.cluster_id and not plan.taken_in:
         return ""
-    # Ledgers that were never offloaded stay in it: a restore that is repeated says the same.
+    # Ledgers that were never offloaded stay in it, so that a repeated restore reports the same.
     kept = {ledger.ledger_id for ledger in plan.kept}
     ledgers = [ledger for ledger in plan.manifest.ledgers if ledger.object is None or ledger.ledger_id in kept]
     claimed = replace(plan.manifest, cluster_id=identity.cluster_id, cluster=identity.name, ledgers=ledgers)

@@ -1,4 +1,4 @@
-"""What a segment's Parquet file looks like: names, order and types of its columns, and its own metadata.
+"""The layout of a segment's Parquet file: names, order and types of its columns, and its own metadata.
 
     entry_id  raw_entry                    value_follows  value  batch_index  key   properties  …  _error  typed columns …
     40        │header│metadata│size│m0│    true           v0     0            k0    {}
@@ -87,7 +87,7 @@ COLUMNS: Mapping[str, pa.DataType] = MappingProxyType(
 CONSTANT = ("topic", "partition", "ledger_id")
 FROM_DECODER = tuple(name for name in COLUMNS if name not in ("entry_id", "raw_entry", "value_follows", ERROR, *CONSTANT))
 RAW_COLUMNS = 4
-"""How many columns entries are made of: they come first."""
+"""Number of columns that entries consist of. They come first."""
 
 _WITHOUT_STATISTICS = ("raw_entry", "value", "properties", "ordering_key", "key_bytes", ERROR)
 _IN_DELTAS = ("entry_id", "batch_index", "sequence_id")
@@ -104,16 +104,16 @@ _ENCODINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "DOUBLE": ("PLAIN", "BYTE_STREAM_SPLIT"),
     }
 )
-"""By the physical type of a typed column, what is tried beside a dictionary."""
+"""Encodings to try besides a dictionary, by the physical type of a typed column."""
 
 
 def guard_of(footer: Buffer) -> bytes:
-    """What stands before a footer, given with its length and the magic at its end."""
+    """Return the guard before a footer; `footer` includes its length and the magic at its end."""
     return _GUARD.pack(_GUARD_MAGIC, crc32c(footer))
 
 
 def file_names(typed: Sequence[pa.Field]) -> dict[str, str]:
-    """The name in the file of each of COLUMNS, beside typed columns (rule 3)."""
+    """Return the name in the file of each of COLUMNS, given the typed columns (rule 3)."""
     taken = {field.name.lower() for field in typed}
     names: dict[str, str] = {}
     for name in COLUMNS:
@@ -131,7 +131,7 @@ def file_schema(typed: Sequence[pa.Field]) -> pa.Schema:
 
 
 def writer_options(schema: pa.Schema, typed: Sequence[pa.Field], sample: pa.Table | None = None) -> dict[str, Any]:
-    """Options of pyarrow's ParquetWriter. Raises pa.ArrowException where Parquet has no type for a typed column.
+    """Return options for pyarrow's ParquetWriter. Raises pa.ArrowException if Parquet has no type for a typed column.
 
     `sample`: rows of the file, from which the smallest encoding of each typed column of numbers or times is found. What is best
     depends on the values: ids that grow take the fewest bytes as deltas, few values that repeat as a dictionary.
@@ -156,7 +156,7 @@ def writer_options(schema: pa.Schema, typed: Sequence[pa.Field], sample: pa.Tabl
 
 
 def _leaves(schema: pa.Schema) -> dict[str, str]:
-    """The physical type of each column of the file, by its path."""
+    """Return the physical type of each column of the file, by its path."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema):
         pass
@@ -165,7 +165,7 @@ def _leaves(schema: pa.Schema) -> dict[str, str]:
 
 
 def _smallest_encodings(sample: pa.Table, kinds: Mapping[str, str]) -> dict[str, str]:
-    """The encoding of each of these columns that takes fewer bytes than a dictionary."""
+    """Return the encodings of those of these columns for which one takes fewer bytes than a dictionary."""
     sample = sample.select([name for name in sample.column_names if name in {path.split(".", 1)[0] for path in kinds}])
     least: dict[str, tuple[int, str]] = {}
     for encoding in (_DICTIONARY, *_ALL_ENCODINGS):
@@ -191,7 +191,7 @@ def _smallest_encodings(sample: pa.Table, kinds: Mapping[str, str]) -> dict[str,
 
 @dataclass(frozen=True, slots=True)
 class SegmentMetadata:
-    """The file's own account of itself, in its key/value metadata."""
+    """The segment's description in the file's key/value metadata."""
 
     topic: str
     ledger_id: int
@@ -201,14 +201,14 @@ class SegmentMetadata:
     crc32c: int
     cluster: str = ""
     schema_versions: tuple[str, ...] = ()
-    """The versions that the topic had, as hexadecimal of the 8 bytes that entries name; the typed columns are those of the last."""
+    """Schema versions of the topic, in hexadecimal of the 8 bytes in entries. The typed columns are those of the last one."""
     typed_columns: tuple[str, ...] = ()
     raw_only: int = 0
-    """Entries without a message row."""
+    """Number of entries without a message row."""
     errors: int = 0
-    """Rows with `_error`: what they hold is not all in their columns."""
+    """Number of rows with `_error`, whose columns do not have the whole message."""
     row_group_crc32c: tuple[int, ...] = ()
-    """Of the bytes of each row group in the file."""
+    """CRC of the bytes of each row group in the file."""
     version: int = FORMAT_VERSION
 
     def to_pairs(self) -> dict[str, str]:
@@ -230,7 +230,7 @@ class SegmentMetadata:
 
     @classmethod
     def from_pairs(cls, url: str, pairs: Mapping[bytes, bytes] | None) -> SegmentMetadata:
-        """Raises DamagedSegmentError for a file that is not a segment, NewerSegmentError for one of a later format."""
+        """Parse the metadata. Raises DamagedSegmentError if the file is not a segment, NewerSegmentError for a later format."""
         pairs = pairs or {}
         try:
             version = int(pairs[b"cepheid.format"])
@@ -256,7 +256,7 @@ class SegmentMetadata:
 
 
 def typed_fields_of(schemas: Sequence[SchemaVersion]) -> list[pa.Field]:
-    """Columns of the newest schema, or none where it has no columns or Parquet cannot hold them."""
+    """Return the columns of the newest schema; none if it has no columns or Parquet cannot store them."""
     if not schemas:
         return []
     from cepheid_decode.typed import typed_fields

@@ -1,4 +1,4 @@
-"""Entries out of a segment: which bytes of the object are needed, and what they hold. Fetching them is for segments.py.
+"""Decode entries of a segment: which bytes of the object are needed, and what they contain. segments.py fetches them.
 
 object   │row group 0: entry_id raw_entry value_follows value batch_index …│row group 1: …│ … │footer│
               └──── one range, for one row group ────┘ ─► EntryGroups of about 1 MiB, their digests verified
@@ -27,7 +27,7 @@ from cepheid_tiered.segment import DamagedSegmentError, SegmentError
 from cepheid_tiered.segment_format import GUARD_BYTES, RAW_COLUMNS, SHARED_VALUES_SINCE, SegmentMetadata, guard_of
 
 TAIL_BYTES = 64 << 10
-"""What is read first, from the end of the object: the whole footer of all but large segments."""
+"""Bytes that are read first, from the end of the object: the whole footer of all but large segments."""
 PIECE_BYTES = 1 << 20
 _MAGIC = b"PAR1"
 _END = struct.Struct("<I4s")
@@ -36,7 +36,7 @@ _FOOTER_COPIES = 4  # of a footer's size, what its parsed form takes about
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What the end of an object says about the rest."""
+    """The parsed footer of a segment."""
 
     metadata: SegmentMetadata
     parquet: Any
@@ -57,17 +57,17 @@ class Footer:
         return after - 1
 
     def raw_columns(self, row_group: int) -> range:
-        """The columns that entries of a row group are made of."""
+        """Return the columns that entries of a row group consist of."""
         return raw_columns(self.metadata, self.parquet.row_group(row_group))
 
     def raw_range(self, row_group: int) -> tuple[int, int]:
-        """Where the columns that entries are made of lie."""
+        """Return the byte range of the columns that entries consist of."""
         group = self.parquet.row_group(row_group)
         ranges = [_range(group.column(index)) for index in self.raw_columns(row_group)]
         return min(start for start, _ in ranges), max(end for _, end in ranges)
 
     def entries_bytes(self, row_group: int) -> int:
-        """About what the entries of a row group take in memory."""
+        """Return the approximate size of a row group's entries in memory."""
         group = self.parquet.row_group(row_group)
         return sum(group.column(index).total_uncompressed_size for index in self.raw_columns(row_group))
 
@@ -78,7 +78,7 @@ class Footer:
 
 
 def footer_bytes(url: str, tail: Buffer) -> int:
-    """How many bytes at the end of the object are its footer, without its guard. Raises DamagedSegmentError."""
+    """Return the size of the footer at the end of the object, without its guard. Raises DamagedSegmentError."""
     if len(tail) < _END.size:
         raise DamagedSegmentError(f"{url} has {len(tail)} bytes and is not a Parquet file", url=url)
     size_bytes, magic = _END.unpack_from(tail, len(tail) - _END.size)
@@ -88,7 +88,7 @@ def footer_bytes(url: str, tail: Buffer) -> int:
 
 
 def parse_footer(url: str, ledger_id: int, tail: Buffer, object_bytes: int) -> Footer:
-    """The footer from bytes that end with it. Raises DamagedSegmentError and NewerSegmentError."""
+    """Parse the footer at the end of some bytes. Raises DamagedSegmentError and NewerSegmentError."""
     size_bytes = footer_bytes(url, tail)
     footer = memoryview(tail)[len(tail) - size_bytes :]
     guard = memoryview(tail)[max(len(tail) - size_bytes - GUARD_BYTES, 0) : len(tail) - size_bytes]
@@ -119,7 +119,7 @@ def parse_footer(url: str, ledger_id: int, tail: Buffer, object_bytes: int) -> F
 
 
 def decode_row_group(url: str, footer: Footer, row_group: int, start: int, data: Buffer) -> Iterator[EntryGroup]:
-    """The entries of a row group from the bytes of the object that begin at `start`, verified, in pieces of about PIECE_BYTES.
+    """Yield the verified entries of a row group, in pieces of about PIECE_BYTES, from bytes of the object that begin at `start`.
 
     Raises DamagedSegmentError.
     """
@@ -148,9 +148,9 @@ def decode_row_group(url: str, footer: Footer, row_group: int, start: int, data:
 
 
 def load_row_group(url: str, footer: Footer, row_group: int, start: int, data: Buffer) -> tuple[EntryGroup, ...]:
-    """The same pieces, for keeping: each goes back to the system when it is dropped.
+    """Return the same pieces for a cache, in memory that returns to the system when a piece is dropped.
 
-    In the heap they would be between small objects that stay, and a broker that served many readers once would stay large.
+    In the heap they would lie between small long-lived objects, and a broker that once served many readers would stay large.
     """
     return tuple(map(_in_own_pages, decode_row_group(url, footer, row_group, start, data)))
 
@@ -176,7 +176,7 @@ def check_row_group(url: str, footer: Footer, row_group: int, start: int, data: 
 
 
 def _batches(url: str, footer: Footer, row_group: int, start: int, data: Buffer) -> Iterator[pa.RecordBatch]:
-    """The rows of a row group, in the columns that entries are made of, unpacked little by little."""
+    """Yield the rows of a row group, in the columns that entries consist of, a few at a time."""
     columns = footer.raw_columns(row_group)
     names = [footer.parquet.schema.column(index).path for index in columns]
     group = footer.parquet.row_group(row_group)
@@ -197,7 +197,7 @@ def _batches(url: str, footer: Footer, row_group: int, start: int, data: Buffer)
 
 
 def _whole_entries(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """The same rows, cut where an entry begins: a batch of messages has many rows."""
+    """Yield the same rows, cut where an entry begins, since a batch of messages has many rows."""
     waiting: list[pa.RecordBatch] = []
     for batch in batches:
         if not batch.num_rows:
@@ -214,7 +214,7 @@ def _whole_entries(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def raw_columns(metadata: SegmentMetadata, row_group: Any) -> range:
-    """The columns that entries of a row group are made of: without `value` where no entry goes on in it."""
+    """Return the columns that entries of a row group consist of: without `value` if no entry continues in it."""
     if metadata.version < SHARED_VALUES_SINCE:
         return range(2)
     follows = row_group.column(2).statistics
@@ -257,7 +257,7 @@ def _range(column: Any) -> tuple[int, int]:
 
 
 def cut(groups: Sequence[EntryGroup], first: int, last: int, max_bytes: int) -> Iterator[EntryGroup]:
-    """Entries `first` to at most `last` out of consecutive groups: about `max_bytes`, at least one entry."""
+    """Yield entries from `first` to at most `last` out of consecutive groups: about `max_bytes`, at least one entry."""
     left = max_bytes
     for group in groups:
         if group.last_entry_id < first:
@@ -283,7 +283,7 @@ def cut(groups: Sequence[EntryGroup], first: int, last: int, max_bytes: int) -> 
 
 
 class _Sparse:
-    """A file of which only one range is there: pyarrow reads nothing else."""
+    """A file of which only one range is in memory, as pyarrow reads nothing else."""
 
     def __init__(self, start: int, data: Buffer, size_bytes: int) -> None:
         self._start = start

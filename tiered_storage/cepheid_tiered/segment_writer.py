@@ -1,4 +1,4 @@
-"""Entries in, the bytes of a Parquet file out, without I/O and in bounded memory.
+"""Convert entries into the bytes of a Parquet file, without I/O and in bounded memory.
 
 groups ──► ≤ 4 MiB of whole entries ──► buffers of about 1 MiB ──► decoder ──► rows ─┐
                                                   │                                ├─► row group ──► bytes
@@ -35,7 +35,8 @@ Ints = npt.NDArray[np.int64]
 
 
 class SegmentWriter:
-    """`add` groups in order from entry 0, then `finish`. Both return bytes of the file, in order. Not for two threads at a time."""
+    """Writes one segment. `add` groups in order from entry 0, then `finish`; both return the next bytes of the file. Not
+    thread-safe."""
 
     def __init__(self, topic: TopicName, ledger_id: int, schemas: Sequence[SchemaVersion] = (), cluster: str = "") -> None:
         self._topic = topic
@@ -54,7 +55,7 @@ class SegmentWriter:
         self._row_group_crcs: list[int] = []
         self._waiting: list[EntryGroup] = []
         self._waiting_bytes = 0
-        self._batches: list[pa.RecordBatch] = []  # rows of the row group under way
+        self._batches: list[pa.RecordBatch] = []  # rows of the current row group
         self._unpacked_bytes = 0
         self._row_group_bytes = 0  # of entries, those that wait as well
         self._next_entry = 0
@@ -101,7 +102,7 @@ class SegmentWriter:
         return [*parts, guard, footer], summary
 
     def _fitting(self, group: EntryGroup) -> Iterator[EntryGroup]:
-        """The group in pieces, each of which fits into the row group under way; full row groups are written between them."""
+        """Yield the group in pieces that fit into the current row group, and write full row groups between them."""
         while True:
             room = layout.ROW_GROUP_ENTRY_BYTES - self._row_group_bytes
             if group.size_bytes <= room:
@@ -119,7 +120,7 @@ class SegmentWriter:
             self._write_row_group()
 
     def _decode_waiting(self) -> None:
-        """Make rows of the entries that wait. A little at a time: it goes on while more entries are on their way."""
+        """Convert waiting entries into rows, a few at a time, while more entries arrive."""
         if not self._waiting:
             return
         some = _one_buffer(self._waiting)
@@ -130,7 +131,7 @@ class SegmentWriter:
             first = self._take(messages, rows)
             if first is None:
                 continue
-            # What was unpacked may be many times what is stored: a row group then ends early, at an entry.
+            # Decompressed entries may be much larger than stored ones: a row group then ends early, at an entry.
             if self._unpacked_bytes > layout.ROW_GROUP_UNPACKED_BYTES and first > rows.last_entry:
                 self._write_batches()
             columns = self._columns(messages)
@@ -150,7 +151,7 @@ class SegmentWriter:
             self._write_batches()
 
     def _take(self, messages: DecodedMessages, rows: _Rows) -> int | None:
-        """Leave out rows of entries that could not be decoded: they become raw only. Returns the first entry that has a row."""
+        """Drop rows of entries that could not be decoded, which become raw only. Return the first entry that has a row."""
         bad = messages.undecoded()
         if bad is not None:
             mask, reasons = bad
@@ -167,14 +168,14 @@ class SegmentWriter:
         self._row_group_crcs.append(self._sink.crc_since(before))
 
     def _opened(self, sample: pa.Table) -> pq.ParquetWriter:
-        """The file, which is opened with the first rows: they say how columns are encoded."""
+        """Return the file, opened with the first rows, which determine how columns are encoded."""
         if self._file is None:
             options = layout.writer_options(self._schema, self._typed_fields, sample)
             self._file = pq.ParquetWriter(pa.PythonFile(self._sink, mode="w"), self._schema, **options)
         return self._file
 
     def _columns(self, messages: DecodedMessages) -> dict[str, pa.Array]:
-        """Columns of messages by name: those of the layout that come from messages, and the typed ones."""
+        """Return the columns of messages by name: those of the layout that come from messages, and the typed ones."""
         columns = {name: messages.column(name) for name in layout.FROM_DECODER}
         for name in ("publish_time", "event_time"):
             columns[name] = columns[name].cast(layout.COLUMNS[name])
@@ -213,7 +214,7 @@ class SegmentWriter:
 
 
 class _Rows:
-    """Rows of one buffer of entries, made in order: they hold all its bytes, also of entries that have no message."""
+    """Rows of one buffer of entries, created in order. They contain all its bytes, including entries without a message."""
 
     def __init__(self, group: EntryGroup, topic: TopicName, columns_of_nothing: Callable[[int], dict[str, pa.Array]]) -> None:
         self._first_id = group.first_entry_id
@@ -229,7 +230,7 @@ class _Rows:
     def batch(
         self, entry_ids: Ints, value_places: tuple[Ints, Ints], columns: dict[str, pa.Array], schema: pa.Schema
     ) -> pa.RecordBatch:
-        """Rows of messages, whose entries are `entry_ids`, and of entries without a message before the last of them."""
+        """Return rows of messages in the entries `entry_ids`, and of entries without a message before the last of them."""
         starts, ends = value_places
         between = np.ones(max(int(entry_ids[-1]) - self.last_entry, 0), bool)
         between[entry_ids[entry_ids > self.last_entry] - self.last_entry - 1] = False
@@ -247,7 +248,7 @@ class _Rows:
         return self._assemble(entry_ids, starts, ends, columns, schema)
 
     def rest(self, schema: pa.Schema) -> pa.RecordBatch | None:
-        """Rows of the entries after the last one that has a row."""
+        """Return rows of the entries after the last one that has a row."""
         missing = np.arange(self.last_entry + 1, self._group_last + 1)
         nowhere = np.full(len(missing), -1)
         return self._assemble(missing, nowhere, nowhere, self._without_message(missing), schema) if len(missing) else None
@@ -272,7 +273,7 @@ class _Rows:
         return pa.RecordBatch.from_arrays([own[name] for name in (*layout.COLUMNS, *typed)], schema=schema)
 
     def _raw(self, entry_ids: Ints, starts: Ints, ends: Ints) -> tuple[pa.BinaryArray, npt.NDArray[np.bool_]]:
-        """The columns `raw_entry` and `value_follows` of rows whose values lie at `starts` to `ends`, -1 where there is none."""
+        """Return the columns `raw_entry` and `value_follows` of rows with values at `starts` to `ends`, -1 for no value."""
         is_first = np.empty(len(entry_ids), bool)
         is_first[0] = entry_ids[0] != self.last_entry
         is_first[1:] = entry_ids[1:] != entry_ids[:-1]
@@ -292,7 +293,7 @@ class _Rows:
 
 
 class _Sink:
-    """A file that is only written to: what came since the last `take`."""
+    """A write-only file with the bytes written since the last `take`."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -317,7 +318,7 @@ class _Sink:
         return len(self._parts)
 
     def crc_since(self, mark: int) -> int:
-        """Over the bytes that were written since `mark` was returned, with no `take` between."""
+        """Return the CRC of the bytes written since `mark` returned, with no `take` in between."""
         crc = 0
         for part in self._parts[mark:]:
             crc = crc32c(part, crc)
@@ -333,12 +334,12 @@ def _spec() -> ScanSpec:
 
 
 def _typed_name(field: pa.Field) -> str:
-    """A key that no column of the layout has: names of fields are the user's."""
+    """Return a key that no column of the layout has, since users choose the names of fields."""
     return f"typed:{field.name}"
 
 
 def _one_buffer(groups: Sequence[EntryGroup]) -> EntryGroup:
-    """Adjacent groups as one, over a buffer with the padding that the decoder needs, so that it does not copy it again."""
+    """Join adjacent groups in a buffer with the padding that the decoder needs, so that it does not copy the bytes again."""
     sizes = np.array([group.size_bytes for group in groups], np.int64)
     bases = np.cumsum(sizes) - sizes
     ends = np.concatenate([np.asarray(group.ends, np.int64) + base for group, base in zip(groups, bases, strict=True)])

@@ -1,13 +1,13 @@
-"""Segments over an object store, in this process: a `SegmentStore`.
+"""A `SegmentStore` over an object store, in this process.
 
     write    groups ─► worker: SegmentWriter ─► parts ─► upload
     read     row group in the cache? ─► else one range of the object ─► worker: entries, verified ─► cache ─► reader
                                         the next row group is fetched meanwhile, if the reader goes on where it stopped
 
-Rule 1: what is kept in memory has a limit in bytes: row groups and footers of all readers together. A row group that a reader has
-read to its end goes first, and none is fetched ahead for which there is no room beside what is still to be read.
-Rule 2: what is fetched at the same time by several readers is fetched once.
-Rule 3: the worker does all that takes processor time; the loop waits.
+Rule 1: row groups and footers in memory have a limit in bytes, for all readers together. A row group that a reader has read to its
+end is removed first, and none is prefetched without room beside those that are still to be read.
+Rule 2: concurrent fetches of the same data by several readers are one fetch.
+Rule 3: the worker does all processor-intensive work; the event loop waits.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 Schemas = Callable[[TopicName], Awaitable["Sequence[SchemaVersion]"]]
-"""Returns the schema versions of a topic, oldest first; none if it has no schema."""
+"""Return the schema versions of a topic, oldest first; none if it has no schema."""
 
 _READ_SHARE = 2  # of the cache: row groups that were read to their ends
 _LOADS_AT_ONCE = 4  # row groups of a store: until one is decoded, it is in memory twice
@@ -47,16 +47,16 @@ _MAX_FOOTER_BYTES = 64 << 20
 @dataclass(frozen=True, slots=True)
 class SegmentSettings:
     cache_bytes: int = 16 << 20
-    """Entries of row groups that were fetched, of all readers together."""
+    """Limit in bytes for fetched entries in memory, for all readers together."""
     footer_bytes: int = 32 << 20
-    """Footers of segments that are open, of all readers together: about 1.7 MiB for each GiB of entries. One that is larger is kept
-    until the next footer is read."""
+    """Limit in bytes for footers of open segments, for all readers together: about 1.7 MiB for each GiB of entries. A larger footer
+    is kept until the next one is read."""
     cluster: str = ""
-    """Id of the cluster, for the metadata of the files."""
+    """Cluster id that is written into the metadata of the files."""
 
 
 def new_url(store_url: str, topic: TopicName, ledger_id: int, token: str) -> str:
-    """URL of a segment: `token` keeps two uploads of one ledger apart. Raises BadStoreUrlError."""
+    """Return the URL of a segment. `token` distinguishes uploads of one ledger. Raises BadStoreUrlError."""
     name = f"{ledger_id:020d}-{token}.parquet"
     return join_url(store_url, topic.tenant, topic.namespace.local_name, quote(topic.local_name, safe=""), name)
 
@@ -66,7 +66,7 @@ def _new_token() -> str:
 
 
 class Segments:
-    """`worker` runs the decoding and encoding; more than one thread lets readers go on while a segment is written."""
+    """Segments in object stores. `worker` decodes and encodes; with several threads, reads continue while a segment is written."""
 
     def __init__(
         self,
@@ -125,7 +125,7 @@ class Segments:
         try:
             await self._objects.upload(url, feed)
         finally:
-            # A store that failed has not read to the end: the source must not wait for the garbage collector.
+            # A store that failed has not read the source to its end: close it now instead of by the garbage collector.
             await close_source(feed)
             await close_source(groups)
         return summaries[0]
@@ -168,7 +168,7 @@ class Segments:
         await self._objects.delete(url)
 
     async def footer(self, url: str, ledger_id: int) -> Footer:
-        """The footer of a segment, from the cache or the object."""
+        """Return the footer of a segment, from the cache or the object."""
         found = self._footers.get(url)
         if found is None or found.metadata.ledger_id != ledger_id:
             found = await self._opening.run((url, ledger_id), lambda _key: self._read_footer(url, ledger_id))
@@ -189,7 +189,7 @@ class Segments:
         return await self._worker.run(lambda: parse_footer(url, ledger_id, tail, object_bytes))
 
     async def row_group(self, url: str, ledger_id: int, index: int) -> Sequence[EntryGroup]:
-        """The entries of one row group in pieces, from the cache or the object."""
+        """Return the entries of one row group in pieces, from the cache or the object."""
         found = self._groups.get((url, index))
         if found is None:
             found = await self._loading.run((url, ledger_id, index), self._load)
@@ -211,11 +211,11 @@ class Segments:
         return (url, index) in self._groups
 
     def done_with(self, url: str, index: int) -> None:
-        """A reader has read this row group to its end. The last ones stay for a while: others may be behind."""
+        """Note that a reader has read this row group to its end. The last such groups stay for a while, for readers that follow."""
         self._groups.yield_first((url, index))
 
     def prefetch(self, url: str, ledger_id: int, index: int, size_bytes: int) -> None:
-        """Load a row group that will be asked for soon, if there is room for it. A failure is left to whoever asks."""
+        """Load a row group that will be needed soon, if there is room for it. A failure is left to the actual read."""
         key = (url, index)
         if key in self._prefetching or key in self._groups:
             return
@@ -268,7 +268,7 @@ class _Reader:
             self._segments.done_with(self._url, index)
             index += 1
             if left <= 0 or some[-1].last_entry_id >= last or not self._segments.is_cached(self._url, index):
-                break  # what must be fetched is not worth waiting for, with some entries here
+                break  # return the entries in memory instead of waiting for a fetch
         self._next = found[-1].last_entry_id + 1
         at = footer.row_group_of(self._next - 1) + 1
         if goes_on and at < footer.row_groups:
@@ -277,7 +277,10 @@ class _Reader:
 
 
 class _Cache(Generic[K, V]):
-    """The values that were used last, up to a number of bytes. A larger value is not kept, unless the cache keeps its newest."""
+    """A cache that drops the least recently used values above a number of bytes.
+
+    A larger single value is not kept, unless the cache keeps its newest one.
+    """
 
     def __init__(self, limit_bytes: int, *, keeps_newest: bool = False) -> None:
         self._limit_bytes = limit_bytes
@@ -293,7 +296,7 @@ class _Cache(Generic[K, V]):
 
     @property
     def free_bytes(self) -> int:
-        """Room that is left, with that of values that yield."""
+        """Free room, including that of values that yield."""
         return self._limit_bytes - self.held_bytes + sum(self._yielding.values())
 
     def get(self, key: K) -> V | None:
@@ -318,7 +321,7 @@ class _Cache(Generic[K, V]):
             self._remove(oldest if is_stale or not self._yielding else next(iter(self._yielding)))
 
     def yield_first(self, key: K) -> None:
-        """Remove this one before those that were used before it. The last ones stay, in a share of the room."""
+        """Remove this value before others that were used earlier. The last such values stay, in a share of the room."""
         if key in self._values:
             self._yielding[key] = self._values[key][1]
         while sum(self._yielding.values()) > self._limit_bytes // _READ_SHARE:
@@ -340,9 +343,9 @@ class _Cache(Generic[K, V]):
 
 
 async def close_source(source: object) -> None:
-    """End an async generator that was not read to its end. Other iterators have nothing to end."""
+    """Close an async generator that was not read to its end. Other iterators need no closing."""
     if isinstance(source, AsyncGenerator):
-        with contextlib.suppress(RuntimeError):  # it is running: whoever runs it is being cancelled
+        with contextlib.suppress(RuntimeError):  # it is running, and its task is being cancelled
             await source.aclose()
 
 

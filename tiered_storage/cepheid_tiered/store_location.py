@@ -1,9 +1,9 @@
-"""The URL of an object store as people write it in a policy: checked word by word, before anything is stored or connected.
+"""The URL of an object store as operators write it in a policy. Every part is checked before it is stored or used.
 
     s3://bucket/prefix?region=eu-west-1&endpoint=https://minio:9000        gs://bucket/prefix        abfs://container/prefix
     file:///absolute/path                                                  abfs://container@account.dfs.core.windows.net/prefix
 
-It names a place and how to reach it, never who may: credentials are read from the environment of the process that connects.
+It names a place and how to reach it, never credentials: these come from the environment of the process that connects.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ _ENVIRONMENT = {
 
 
 class StoreLocationError(CepheidError):
-    """The text is not the URL of an object store that can be used. It never repeats what may be a secret."""
+    """The text is not the URL of a usable object store. The message never repeats what may be a secret."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreLocation:
-    """One place in an object store. `prefix` has no slash at its ends; of `file` it is the path without its first slash."""
+    """A place in an object store. `prefix` has no leading or trailing slash; for `file` it is the path without its first slash."""
 
     scheme: str
     bucket: str
@@ -65,7 +65,7 @@ class StoreLocation:
 
     @classmethod
     def parse(cls, text: str) -> StoreLocation:
-        """Raises StoreLocationError with what is wrong and what to write instead."""
+        """Parse a URL. Raises StoreLocationError with the problem and what to write instead."""
         if len(text) > MAX_URL_CHARS:
             raise StoreLocationError(
                 f"the URL has {len(text)} characters, at most {MAX_URL_CHARS} are possible: shorten the prefix"

@@ -1,18 +1,18 @@
-"""Removes objects that no topic needs: what crashed uploads and deleted topics left in a bucket.
+"""Delete objects that no topic needs: those that crashed uploads and deleted topics left in a bucket.
 
     list the bucket ──► read all chains ──► plan_sweep (core) ──► read the chain of each directory again ──► delete
 
 An object is an orphan only when all of this holds:
-1. No chain record names it: as an offloaded ledger, as an upload that has begun, or among the objects that are to be deleted.
+1. No chain record names it: as an offloaded ledger, as an upload that has begun, or in the queue of objects to delete.
 2. It is older than the grace period, by the clock of the store that lists it.
-3. It belongs to this cluster: the manifest of its directory names it. Without a manifest, or with one that cannot be read, nobody
-   knows, and it is kept.
-4. Metadata answered for certain. A chain that cannot be read keeps its whole directory; a listing that fails ends the sweep.
-   While metadata was restored from a backup and that is not confirmed, nothing is deleted: chains may name less than they did.
+3. It belongs to this cluster: the manifest of its directory says so. Without a readable manifest its owner is unknown, and it is
+   kept.
+4. Metadata could be read. A chain that cannot be read keeps its whole directory; a failed listing ends the sweep. While a restore
+   of metadata from a backup is not confirmed, nothing is deleted: chains may name less than they did.
 
 The bucket is listed before the chains are read. An upload is recorded in its chain before it begins, and a URL is never used twice.
-So what was listed and is not named afterwards will not be named later, except by a restore from this bucket. The last look at each
-directory is for that; still, do not sweep while a restore runs.
+So an object that was listed and is not named afterwards will not be named later, except by a restore from this bucket. The last
+check of each directory is for that; still, do not sweep while a restore runs.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ DEFAULT_GRACE_S = 7 * 24 * 3600
 
 
 class SweepRefusedError(CepheidError):
-    """Metadata cannot say for certain what is needed. Nothing was deleted."""
+    """Metadata does not say reliably which objects are needed. Nothing was deleted."""
 
     hint: ClassVar[str] = "run `cepheid metadata confirm` first; what the restored metadata does not name may be the only copy"
 
 
 class Why(Enum):
-    """What a sweep decides about an object."""
+    """A sweep's decision about an object."""
 
     ORPHAN = "orphan"
     NAMED = "named by a chain"
@@ -66,18 +66,18 @@ class Why(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What was found out about one directory, which is that of one topic."""
+    """What is known about one directory, which belongs to one topic."""
 
     cluster_id: str | None
-    """Of its manifest; None: it has none that can be read."""
+    """Cluster in its manifest; None without a readable manifest."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What metadata names."""
+    """The objects and topics that metadata names."""
 
     places: frozenset[str]
-    """Of all objects in chain records, without the options of their URLs."""
+    """Places of all objects in chain records, without the options of their URLs."""
     topics: frozenset[str] = frozenset()
     """Ends of the directories of all topics with a chain: `tenant/namespace/topic`."""
     unreadable: frozenset[str] = frozenset()
@@ -130,18 +130,18 @@ def _decide(found: StoredObject, named: Named, sightings: Mapping[str, Sighting]
     if sighting.cluster_id != cluster_id:
         return Why.OTHER_CLUSTER
     if name == MANIFEST_NAME and topic in named.topics:
-        return Why.NAMED  # the topic lives, and its owner writes it
+        return Why.NAMED  # the topic exists, and its owner writes the manifest
     return Why.YOUNG if found.modified_ms > before_ms else Why.ORPHAN
 
 
 def place_of(url: str) -> str:
-    """Where an object is, whatever options its URL has: two URLs that differ in these alone are taken for one object."""
+    """Return the place of an object without its URL's options: URLs that differ only in these count as one object."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}{parts.path}"
 
 
 def topic_path_of(directory: str) -> str:
-    """The end of a directory's URL that names the topic, in one spelling."""
+    """Return the end of a directory's URL that names the topic, in one spelling."""
     return "/".join(quote(unquote(part), safe="") for part in directory.split("/")[-3:])
 
 
@@ -154,7 +154,7 @@ def _is_segment(name: str) -> bool:
 
 
 def names_of(chain: Chain) -> set[str]:
-    """Places of all objects that a chain names."""
+    """Return the places of all objects that a chain names."""
     urls = [found.url for found in (chain.offloaded or {}).values()]
     return {place_of(url) for url in (*urls, *(chain.object_deletions or ()))}
 
@@ -192,7 +192,7 @@ async def sweep(
         await _require_confirmed(store)
         if not await _is_still_orphaned(store, bucket, orphans, identity.cluster_id):
             continue
-        # The manifest comes last: what a sweep that is cut off leaves is still known to be of this cluster.
+        # The manifest is deleted last, so that what an interrupted sweep leaves is still known to be of this cluster.
         for found in sorted(orphans, key=lambda one: one.url.partition("?")[0].endswith(f"/{MANIFEST_NAME}")):
             await bucket.delete(found.url)
             on_deleted(found)
@@ -200,14 +200,14 @@ async def sweep(
 
 
 async def _without_those_of_others(plan: SweepPlan, writer_of: Callable[[str], Awaitable[str]], cluster_id: str) -> SweepPlan:
-    """Keep the orphans that another cluster wrote, and those that do not say who did."""
+    """Return the plan without orphans that another, or an unknown, cluster wrote: these are kept."""
     decisions: list[tuple[StoredObject, Why]] = []
     for found, why in plan.decisions:
         if why is Why.ORPHAN and _is_segment(place_of(found.url).rpartition("/")[2]):
             try:
                 writer = await writer_of(found.url)
             except NoSuchSegmentError:
-                pass  # it is gone already
+                pass  # it is deleted already
             except DamagedSegmentError:
                 why = Why.UNKNOWN_CLUSTER
             else:
@@ -223,7 +223,7 @@ async def _require_confirmed(store: MetadataStore) -> None:
 
 
 async def _sightings(bucket: Bucket, objects: Sequence[StoredObject]) -> dict[str, Sighting]:
-    """By directory, from the manifests that were listed."""
+    """Return what the listed manifests say, by directory."""
     sightings: dict[str, Sighting] = {}
     for found in objects:
         directory, _, name = place_of(found.url).rpartition("/")
@@ -241,7 +241,7 @@ async def _sighting(bucket: Bucket, manifest_url: str) -> Sighting:
 
 
 async def read_named(store: MetadataStore) -> Named:
-    """What all chains name. Raises what the store raises: then nothing is known."""
+    """Return the objects that all chains name. Raises what the store raises."""
     await store.sync(keys.CHAINS_KEY)
     places: set[str] = set()
     topics: set[str] = set()
@@ -259,7 +259,7 @@ async def read_named(store: MetadataStore) -> Named:
 
 
 async def list_all_chains(store: MetadataStore) -> list[TopicName]:
-    """Every topic with a chain, also one whose tenant or namespace has no record any more."""
+    """Return every topic with a chain, even if its tenant or namespace no longer has a record."""
     topics: list[TopicName] = []
     for tenant in await list_names(store, keys.CHAINS_KEY):
         for namespace in await list_names(store, f"{keys.CHAINS_KEY}/{keys.encode_name(tenant)}"):
@@ -268,7 +268,7 @@ async def list_all_chains(store: MetadataStore) -> list[TopicName]:
 
 
 async def _is_still_orphaned(store: MetadataStore, bucket: Bucket, orphans: Sequence[StoredObject], cluster_id: str) -> bool:
-    """Look at one directory once more, directly before the deletion: the topic may have been restored from it meanwhile."""
+    """Check one directory again right before the deletion: the topic may have been restored from it meanwhile."""
     directory = place_of(orphans[0].url).rpartition("/")[0]
     tenant, namespace, local_name = (unquote(part) for part in directory.split("/")[-3:])
     topic = TopicName("persistent", NamespaceName(tenant, namespace), local_name)

@@ -1,16 +1,16 @@
-"""Objects in a topic's directory that its manifest does not name, and which of them a restore can use.
+"""Find objects in a topic's directory that its manifest does not name, and decide which of them a restore can use.
 
-A broker writes the manifest after an upload. One that dies before that leaves an object that only a listing shows, and it may be
-the only copy of its ledger: the bookies of the old cluster may be gone.
+A broker writes the manifest after an upload. If it dies before that, only a listing shows the object, which may be the only copy
+of its ledger: the bookies of the old cluster may be gone.
 
     listing of the directory ──► segments that the manifest does not name ──► footer of each ──► taken in, or a reason why not
 
 Rules:
-1. The footer decides: it is checked by its checksum, and names topic, ledger, number of entries and the cluster that wrote it.
-2. A ledger that the manifest has without an object, or whose object is missing, is taken in when the object has as many entries as
-   the manifest says. One that was still open then has at least as many.
-3. A ledger that is newer than all of the manifest is taken in as well. One that is older was removed by retention, and stays away.
-4. What another cluster wrote is not taken: two clusters may have shared a directory by mistake.
+1. The footer decides: it has a checksum, and names topic, ledger, number of entries and the cluster that wrote it.
+2. For a ledger that the manifest has without an object, or whose object is missing, an object is used if it has as many entries as
+   the manifest says, or at least as many if the ledger was still open then.
+3. A ledger newer than all in the manifest is added as well. An older one was removed by retention and is not.
+4. Objects of another cluster are not used: two clusters may have shared a directory by mistake.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from cepheid_tiered.segment_reader import Footer
 
 FooterOf = Callable[[str, int], Awaitable["Footer"]]
-"""Reads the footer of a segment by its URL and ledger id. Raises SegmentError."""
+"""Return the footer of a segment by its URL and ledger id. Raises SegmentError."""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundObjects:
-    """What the listing of a topic's directory adds to its manifest."""
+    """Additions to a topic's manifest from the listing of its directory."""
 
     manifest: Manifest
-    """With what was taken in."""
+    """The manifest with the additions."""
     taken_in: tuple[int, ...] = ()
     """Ledgers whose objects the manifest did not name."""
     not_taken: tuple[str, ...] = ()
-    """Other objects that it does not name, each with the reason."""
+    """Unused objects that it does not name, each with the reason."""
 
 
 def ledger_id_of(name: str) -> int | None:
-    """The ledger of a segment by the name of its object, `{20 digits}-{16 hex digits}.parquet`; None: it is not such a name."""
+    """Return the ledger id in an object name `{20 digits}-{16 hex digits}.parquet`, or None for another name."""
     digits, _, rest = name.partition("-")
     mark, _, ending = rest.partition(".")
     is_ledger = len(digits) == 20 and digits.isascii() and digits.isdigit()
@@ -54,7 +54,7 @@ def ledger_id_of(name: str) -> int | None:
 async def find_unnamed(
     manifest: Manifest, url: str, objects: Iterable[StoredObject], missing: Sequence[str], footer_of: FooterOf
 ) -> FoundObjects:
-    """Return the manifest with what its directory has besides. Raises SegmentError when a footer cannot be read now.
+    """Return the manifest with additions from its directory. Raises SegmentError if a footer cannot be read now.
 
     `objects`: all of the directory. `missing`: objects that the manifest names and that are not there.
     """
@@ -93,7 +93,7 @@ async def find_unnamed(
 def _why_not(
     manifest: Manifest, row: ManifestLedger | None, footer: Footer, is_newer: bool, missing: Sequence[str], writers: set[str]
 ) -> str:
-    """Why an object is not taken in; empty: it is."""
+    """Return why an object cannot be used, or ""."""
     metadata = footer.metadata
     if metadata.topic != manifest.topic:
         return f"it holds a ledger of {metadata.topic}"
@@ -110,7 +110,7 @@ def _why_not(
 
 
 async def _writer_of_named(manifest: Manifest, url: str, missing: Sequence[str], footer_of: FooterOf) -> set[str]:
-    """The cluster that wrote the newest object that the manifest names. After a restore it is not the manifest's own."""
+    """Return the cluster that wrote the newest object in the manifest: after a restore it is not the manifest's own cluster."""
     for ledger in reversed(manifest.offloaded):
         if ledger.object is not None and ledger.object.name not in missing:
             return {(await footer_of(url_from(url, ledger.object.name), ledger.ledger_id)).metadata.cluster}

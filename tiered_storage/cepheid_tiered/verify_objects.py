@@ -1,6 +1,6 @@
-"""Reads segments back and compares them with what is recorded of them.
+"""Read segments back and compare them with their records.
 
-What should be there comes from chain records (`expected_of_chain`) or, where no cluster is left to ask, from manifests
+The expected contents come from chain records (`expected_of_chain`) or, if the cluster no longer exists, from manifests
 (`expected_of_manifest`). Every byte of an object is read: each entry's digest is checked, and sums are compared with the record.
 """
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class Condition(Enum):
     VALID = "valid"
     BAD = "bad"
-    """Missing, damaged, or not what is recorded: that is certain."""
+    """The object is certainly missing, damaged, or different from its record."""
     NOT_KNOWN = "not known"
-    """It could not be read."""
+    """The object could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class ExpectedSegment:
     object_bytes: int
     crc32c: int | None = None
     on_bookies: bool = False
-    """Bookies still have the ledger, so that a bad object loses nothing."""
+    """Whether bookies still have the ledger, so that a bad object loses nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class VerifiedSegment:
 
 
 def expected_of_chain(topic: str, chain: Chain) -> list[ExpectedSegment]:
-    """All complete segments of a chain, oldest ledger first."""
+    """Return all complete segments of a chain, oldest ledger first."""
     found: list[ExpectedSegment] = []
     for ledger in chain.ledgers:
         copy = chain.offload_of(ledger.ledger_id)
@@ -68,7 +68,7 @@ def expected_of_chain(topic: str, chain: Chain) -> list[ExpectedSegment]:
 
 
 def expected_of_manifest(manifest: Manifest, url: str) -> list[ExpectedSegment]:
-    """The same of a manifest. Raises DamagedManifestError."""
+    """Return all segments of a manifest. Raises DamagedManifestError."""
     found: list[ExpectedSegment] = []
     for ledger in manifest.offloaded:
         assert ledger.object is not None
@@ -87,7 +87,7 @@ def expected_of_manifest(manifest: Manifest, url: str) -> list[ExpectedSegment]:
 
 
 async def verify_segments(segments: SegmentStore, expected: Iterable[ExpectedSegment]) -> AsyncIterator[VerifiedSegment]:
-    """Yield what is true of each segment, one after the other. Nothing is raised for a segment that cannot be read."""
+    """Yield the condition of each segment in turn. Does not raise for a segment that cannot be read."""
     for one in expected:
         yield await verify_segment(segments, one)
 

@@ -1,8 +1,8 @@
-"""Ask for credentials on the admin API: `Authorization: Bearer TOKEN`, `Basic` with user and password, or a client certificate.
+"""Require credentials on the admin API: `Authorization: Bearer TOKEN`, `Basic` with user and password, or a client certificate.
 
 A request with an Authorization header is judged by that alone: whoever shows a token means the role of the token.
 
-Probes are answered to everybody: load balancers have no credentials. `/ready` says what is wrong to callers with valid ones alone.
+Probes are answered for every caller, since load balancers have no credentials. `/ready` shows details only to authenticated ones.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _PROBE_WITH_DETAILS = b"/ready"
-"""It is answered to everybody, and tells more to whoever shows valid credentials."""
+"""Path that is answered for every caller, with more details for those with valid credentials."""
 
 PRINCIPAL = "cepheid.principal"
-"""Key of the request's scope: who asks."""
+"""Key of the request's scope: the caller's principal."""
 STRANGER = "cepheid.stranger"
-"""Key of the request's scope: True where this port asks for credentials and the request was let through without."""
+"""Key of the request's scope: True if this port requires credentials and the request was allowed without any."""
 CERTIFICATE = "cepheid.certificate"
-"""Key of the request's scope: the certificate that the client showed, verified, as `getpeercert` gives it. {} without one."""
+"""Key of the request's scope: the client's verified certificate as returned by `getpeercert`; {} without one."""
 
 
 class AdminAuthentication:
-    """Wraps the application. What it lets through has a `Principal` in its scope, or is marked as a stranger's."""
+    """Wraps the application. Requests that it passes on have a `Principal` in their scope, or are marked as unauthenticated."""
 
     def __init__(
         self, app: ASGIApp, authenticator: Authenticator, audit: AuditLog, certificate_role: CertificateRule = "common_name"
@@ -66,7 +66,7 @@ class AdminAuthentication:
         try:
             principal = await self._authenticator.authenticate(replace(self._credentials(scope), peer=_address_of(scope)))
         except AuthenticationError as error:
-            await self._note(scope, error)  # for a probe, too: it is no place to try passwords unseen
+            await self._note(scope, error)  # even for a probe, so that passwords cannot be guessed unnoticed there
             if path in PROBES:
                 await self._app({**scope, STRANGER: True}, receive, send)
             else:
@@ -90,7 +90,7 @@ class AdminAuthentication:
         return shown
 
     async def _note(self, scope: Scope, error: AuthenticationError) -> None:
-        """Log and audit a failure, and wait for a while when this address has shown wrong credentials often."""
+        """Log and audit a failure, and delay the answer if this address has often sent wrong credentials."""
         peer = _address_of(scope)
         call, path = _shown_call(scope)
         self._refusals.note(
@@ -118,7 +118,7 @@ def _address_of(scope: Scope) -> str:
 
 
 def _shown_call(scope: Scope) -> tuple[str, str]:
-    """Return a call as the audit log shows it, and its path, without values that callers may not want in a log."""
+    """Return a call for the audit log, and its path, without values that callers may not want in a log."""
     method: str = scope["method"]
     path = scope["raw_path"].decode("ascii", errors="replace").partition("?")[0]
     shown = audited_path("GET" if method == "HEAD" else method, path)
@@ -126,9 +126,9 @@ def _shown_call(scope: Scope) -> tuple[str, str]:
 
 
 class CertificateRequired:
-    """Wraps the application where `tls.client_certificates` is `required`: probes alone are served without a certificate.
+    """Wraps the application if `tls.client_certificates` is `required`: only probes are served without a certificate.
 
-    The TLS layer of this port only asks for one, since it would refuse probes together with everything else.
+    The TLS layer of this port only requests one, since it would otherwise refuse probes as well.
     """
 
     def __init__(self, app: ASGIApp, audit: AuditLog) -> None:

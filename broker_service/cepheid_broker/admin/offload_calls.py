@@ -1,4 +1,4 @@
-"""Offloading by command: everything of a topic before a message goes to the object store of its policies, and how far that is.
+"""Offloading by command: copy a topic's messages before a given one to the object store of its policies, and show the progress.
 
 The state is that of the last command since the topic was opened. A command ends with the ledger before the one that is written:
 tools end that one first, by unloading the topic.

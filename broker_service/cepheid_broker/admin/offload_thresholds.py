@@ -1,4 +1,4 @@
-"""Single numbers of a namespace's offload policy, as Pulsar had them before there was a policy: two thresholds and a time.
+"""Single numbers of a namespace's offload policy, which Pulsar had before there was a policy: two thresholds and a time.
 
 They are fields of the one policy here, so both ways to read it always agree. A threshold has no DELETE: -1 switches it off.
 """
@@ -32,7 +32,7 @@ _LONG = TypeAdapter(Long)
 
 @dataclass(frozen=True, slots=True)
 class _OldMember:
-    """A number of the policy beside it in the whole-namespace object."""
+    """A number of the policy that the whole-namespace object has beside the policy."""
 
     field: str
     per_unit: int = 1
@@ -104,13 +104,13 @@ def offload_thresholds(context: AdminContext) -> APIRouter:
 
 
 def old_members(policy: OffloadPolicy | None) -> dict[str, int]:
-    """What the whole-namespace object says beside the policy."""
+    """Return the numbers that the whole-namespace object has beside the policy."""
     found = {name: member.encode(policy) for name, member in OLD_MEMBERS.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def with_old_members(policy: OffloadPolicy | None, body: Mapping[str, Any]) -> OffloadPolicy | None:
-    """The policy with the numbers that a whole-namespace body has beside it. Raises BadRequestError, PreconditionError."""
+    """Return the policy with the numbers beside it in a whole-namespace body. Raises BadRequestError, PreconditionError."""
     changes: dict[str, int | None] = {}
     for name, member in OLD_MEMBERS.items():
         if (given := body.get(name)) is None or given == member.when_not_set:

@@ -48,7 +48,7 @@ _HOLD_ANYWAY: Mapping[str, tuple[Any, ...]] = {
     **{f"{name}MaxBlockSizeInBytes": (64 << 20, 128 << 20) for name in ("managedLedgerOffload", *_OWN_FIELDS.values())},
     **{f"{name}ReadBufferSizeInBytes": (1 << 20,) for name in ("managedLedgerOffload", *_OWN_FIELDS.values())},
 }
-"""Pulsar's own defaults of what is not chosen here. Its clients send them along, and they change nothing that anybody can see."""
+"""Pulsar's defaults for options that do not exist here. Its clients send them along, and they have no visible effect."""
 
 
 class OffloadPoliciesBody(BaseModel):

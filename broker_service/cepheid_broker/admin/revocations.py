@@ -22,7 +22,7 @@ _SHOWN_CHARACTERS = 40  # of a digest or an id
 
 Kind = Literal["digest", "id", "role"]
 _CLOCKS_APART_MS = 60_000
-"""How far the clock of a caller may be ahead of this broker's."""
+"""How far a caller's clock may be ahead of this broker's."""
 
 
 class NewRevocation(BaseModel, extra="forbid"):

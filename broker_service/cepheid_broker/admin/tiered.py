@@ -1,4 +1,4 @@
-"""What of topics lies on bookies and what in object stores. Ours, not Pulsar's; `cepheid tiered status` shows it.
+"""Where the data of topics is: on bookies or in object stores. Ours, not Pulsar's; `cepheid tiered status` shows it.
 
 Where ledgers lie is read from the chains' records, which any broker can do. What is going on (`live`) is known to the topic's owner
 alone, while the topic is open there; null: it is not open on the broker that answers.
@@ -20,7 +20,7 @@ from cepheid_managed_ledger import ManagedLedger, due_ledgers
 from cepheid_metadata import Chain, read_chain
 from cepheid_wire import PERSISTENT, TopicName
 
-_READ_IN_ONE_GO = 50  # chains; other requests get their turn in between
+_READ_IN_ONE_GO = 50  # chains; other requests are served in between
 
 
 def tiered(context: AdminContext) -> APIRouter:
@@ -78,7 +78,7 @@ async def _row(context: AdminContext, topic: TopicName) -> dict[str, Any]:
 
 
 def _places(chain: Chain | None, last_bytes: int) -> dict[str, Any]:
-    """Ledgers with entries and their bytes, by where they lie; and what their objects take."""
+    """Return the ledgers with entries and their bytes by place, and the bytes of their objects."""
     places = {where: {"ledgers": 0, "bytes": 0} for where in ("bookies", "both", "objects")}
     object_bytes = 0
     for each in () if chain is None else chain.ledgers:

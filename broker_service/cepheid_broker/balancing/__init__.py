@@ -1,4 +1,4 @@
-"""Load balancing: reports, the leader, and what it has moved and split. README.md has the rules."""
+"""Load balancing: load reports, the leader, and its moves and splits. README.md has the rules."""
 
 from cepheid_broker.balancing.balance import BalanceRules, BrokerState, BundleState, Move, Plan, Split, balance, compared, mean_load
 from cepheid_broker.balancing.load_balancer import PREFIX, REPORT_LIMIT_S, BalanceView, LoadBalancer, Outcome, changed

@@ -1,16 +1,16 @@
-"""Which bundles should move, and which should be split first: a function of the loads of one moment, without I/O.
+"""Which bundles should move, and which should be split first: a function of the current loads, without I/O.
 
     every broker within `tolerance` of the mean ──► nothing
-    else, again and again: hottest broker ── its bundle that fits the gap best ──► coldest broker
+    else, repeatedly: hottest broker ── its bundle that fits the gap best ──► coldest broker
                                 └── none fits: its hottest bundle is split, and the halves may fit in the next round
 
 Rules
 1. A move makes the pair of brokers more even: the load that moves is at most three quarters of their difference.
-2. What is out of tolerance is brought to half of the tolerance, so that small changes of the load do not start it again.
+2. Loads out of tolerance are brought to half of the tolerance, so that small changes of the load do not start it again.
 3. Loads that differ by less than `MIN_GAP` are equal, whatever their ratio: an idle cluster stays as it is.
-4. A broker that takes nothing (it is drained or not steady, or no policy allows it) is never a target. It still gives away what it
-   has too much of, and is left out of the mean only when it has less than the others.
-5. A bundle with one topic cannot be split, nor one whose split was refused, for a while: a note says so. It may still move.
+4. A broker that takes no bundles (draining, unsteady, or not allowed by policies) is never a target. It still gives away excess
+   load, and is left out of the mean only if its load is below that of the others.
+5. A bundle with one topic cannot be split, nor for some time one whose split was refused: the plan notes it. It may still move.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ from typing import Literal
 
 MIN_GAP = 0.02
 MIN_LOAD = 0.001
-"""A bundle with less is not worth a move."""
+"""Least load of a bundle that is worth a move."""
 SPLIT_LOAD = 0.5
-"""A bundle with more is split, wherever it is."""
+"""Load above which a bundle is split, whichever broker owns it."""
 _MOST_OF_GAP = 0.75
 _SPLITS_AT_ONCE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class BundleState:
-    """A bundle as the balance sees it."""
+    """The load of a bundle, and what may be done with it."""
 
     name: str
     load: float
     topics: int
     may_move: bool = True
-    """Whether it did not move a short while ago."""
+    """False for some time after a move."""
     may_split: bool = True
     split_refused: str = ""
-    """Why it could not be split a short while ago."""
+    """Why a recent split of it was refused, or ""."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerState:
-    """A broker as the balance sees it. `own_load` is what it has besides its bundles."""
+    """The load of a broker and its bundles. `own_load` is its load besides that of the bundles."""
 
     broker_id: str
     bundles: tuple[BundleState, ...]
     own_load: float = 0.0
     takes: bool = True
     note: str = ""
-    """A sentence for people, when something is wrong with it."""
+    """A sentence for operators if something is wrong with the broker, else ""."""
 
     @property
     def load(self) -> float:
@@ -60,12 +60,12 @@ class BrokerState:
 
 @dataclass(frozen=True, slots=True)
 class BalanceRules:
-    """What an operator may change of the balance."""
+    """Limits of balancing that operators may set."""
 
     tolerance: float = 0.2
     moves_at_once: int = 8
     split_topics: int = 1000
-    """Open topics of a bundle from which it is split; 0: never."""
+    """Number of open topics above which a bundle is split; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +91,12 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
+    """Moves and splits that should be made now."""
+
     moves: tuple[Move, ...] = ()
     splits: tuple[Split, ...] = ()
     notes: tuple[str, ...] = ()
-    """Sentences about what should be done and cannot."""
+    """Sentences for operators about what should be done and cannot."""
 
     @property
     def is_empty(self) -> bool:
@@ -102,18 +104,18 @@ class Plan:
 
 
 MayServe = Callable[[str, str], bool]
-"""Whether policies allow that a bundle (by name) is served by a broker (by id)."""
+"""Return whether policies allow a broker (by id) to serve a bundle (by name)."""
 
 
 def compared(brokers: Sequence[BrokerState]) -> list[BrokerState]:
-    """Return the brokers whose loads should be alike: those that take bundles, and those that only can give some away (rule 4)."""
+    """Return the brokers whose loads should be equal: those that take bundles, and those that can only give some away (rule 4)."""
     takers = [broker for broker in brokers if broker.takes]
     mean = mean_load(takers)
     return [broker for broker in brokers if broker.takes or (takers and broker.load > mean)]
 
 
 def mean_load(brokers: Sequence[BrokerState]) -> float:
-    """Return the mean load of these brokers, 0 for none."""
+    """Return the mean load of these brokers, or 0 for an empty list."""
     return sum(broker.load for broker in brokers) / max(1, len(brokers))
 
 
@@ -135,11 +137,11 @@ def balance(
     may_stay: MayServe = lambda _bundle, _broker: False,
     start_above: float | None = None,
 ) -> Plan:
-    """Return what should be done now.
+    """Return the moves and splits to make now.
 
-    A bundle that rests is left at a broker that may not serve it where `may_stay` allows that: policies depend on loads, and those
-    on where bundles are.
-    Loads are evened out where a broker is further from the mean than `start_above`, a share of it; None: than `rules.tolerance`.
+    A bundle that moved recently may stay at a broker that may not serve it if `may_stay` allows that: policies depend on loads, and
+    loads on where bundles are.
+    Loads are evened out if a broker is further from the mean than the share `start_above`; None: than `rules.tolerance`.
     """
     draft = _Draft(brokers, rules, may_serve)
     draft.split_large()
@@ -151,7 +153,7 @@ def balance(
 
 @dataclass(slots=True)
 class _Place:
-    """A broker while the plan is made."""
+    """A broker with the moves of the plan so far applied."""
 
     broker_id: str
     load: float
@@ -174,7 +176,7 @@ class _Draft:
         self.notes: list[str] = [broker.note for broker in brokers if broker.note]
 
     def split_large(self) -> None:
-        """Split what is too large for one broker, whatever the others have."""
+        """Split bundles that are too large for one broker, whatever load the others have."""
         limit = self._rules.split_topics
         for place in self._places:
             for bundle in list(place.bundles.values()):
@@ -189,7 +191,7 @@ class _Draft:
                     self._split(place, bundle, "load", f"its load is {bundle.load:.2f}, more than {SPLIT_LOAD}")
 
     def move_misplaced(self, may_stay: MayServe) -> None:
-        """Move what a policy does not allow where it is."""
+        """Move bundles away from brokers that a policy does not allow."""
         for place in self._places:
             for bundle in list(place.bundles.values()):
                 if len(self.moves) >= self._rules.moves_at_once:
@@ -215,7 +217,7 @@ class _Draft:
         self._split_hottest(enough)
 
     def _best_move(self, enough: float) -> tuple[_Place, _Place, BundleState] | None:
-        """Return the move that evens out the most uneven pair of brokers for which there is one."""
+        """Return a move between the most uneven pair of brokers that has one that fits, or None."""
         for source in sorted(self._places, key=lambda place: (-place.load, place.broker_id)):
             for target in sorted(self._targets, key=lambda place: (place.load, place.broker_id)):
                 gap = source.load - target.load
@@ -233,9 +235,9 @@ class _Draft:
         return None
 
     def _split_hottest(self, enough: float) -> None:
-        """Split for the hottest broker, where it is still too hot because no bundle of it fits."""
+        """Split a bundle of the hottest broker if the broker is still too hot because none of its bundles fits."""
         if self.moves or not self._targets:
-            return  # moves come first: what is left is seen in the next round
+            return  # moves first: the next round finds what is left
         source = max(self._places, key=lambda place: (place.load, place.broker_id))
         target = min(self._targets, key=lambda place: (place.load, place.broker_id))
         movable = [bundle for bundle in source.bundles.values() if bundle.may_move and bundle.load > MIN_LOAD]
@@ -267,7 +269,7 @@ class _Draft:
         self.moves.append(Move(bundle.name, source.broker_id, target.broker_id, why, bundle.load))
         del source.bundles[bundle.name]
         source.load -= bundle.load
-        target.load += bundle.load  # its place there is not listed: a bundle moves once in a plan
+        target.load += bundle.load  # not listed at the target, so that a bundle moves once in a plan
 
 
 def _is_splittable(bundle: BundleState) -> bool:

@@ -1,20 +1,20 @@
-"""What the leader remembers between rounds, without I/O: so that noise moves nothing, and no bundle moves back and forth.
+"""What the leader remembers between rounds, so that noise moves no bundle and none moves back and forth. Without I/O.
 
-    reports of a round ──► loads, smoothed; of what just moved: as they were before ──► uneven in 3 rounds? ──► balance ──► Plan
+    reports of a round ──► smoothed loads; of bundles just moved: as before the move ──► uneven in 3 rounds? ──► balance ──► Plan
 
 Rules
-1. Only what has been uneven for `CONFIRM_ROUNDS` rounds is evened out. That goes on in each round until nothing is left to do.
-2. A bundle that moved rests for `REST_S`. A bundle that could not be moved rests for `REFUSED_REST_S`; one that could not be split
-   is not split for as long, and may move.
-3. After a move, or an order for one that was not answered, the bundle counts at its new broker with the load that it had before,
-   for `SETTLE_S`: there are no rates yet. The share of the processor that counts for the bundles of both brokers is not measured
-   again meanwhile: it still has the bundle at the old owner.
-4. The processor of a broker that has just started counts for nothing: importing and opening are no load that moves.
-5. Two halves of a bundle that was split have their loads from their topics, and may move at once.
-6. While no loop is busy, what the processor counts for a bundle is the same at all brokers. A loop with little to do spends more on
-   each message than one that takes several at once, and what it spends does not move along with a bundle.
-7. A broker that has started again and again takes nothing until it has run for a while: each of its ends stops the clients of what
-   it has. Its bundles stay with those who took them over.
+1. Loads are evened out only after they were uneven for `CONFIRM_ROUNDS` rounds, and then in each round until nothing is left to do.
+2. A bundle that moved rests for `REST_S`. A bundle whose move was refused rests for `REFUSED_REST_S`; one whose split was refused
+   is not split for that time, but may move.
+3. For `SETTLE_S` after a move, or an unanswered order for one, the bundle counts at its new broker with its earlier load: there are
+   no rates yet. The processor scale of both brokers is not measured meanwhile: processor time still includes the bundle at its
+   old owner.
+4. The processor time of a broker that has just started is ignored: importing and opening are not a load that can be moved.
+5. The two parts of a split bundle get their loads from their topics, and may move at once.
+6. While no event loop is busy, all brokers have the same processor scale. A loop with little to do spends more time on each message
+   than one that takes several at once, and this time does not move with a bundle.
+7. A broker that keeps restarting takes no bundles until it has run for some time: each of its ends interrupts the clients of its
+   topics. Its bundles stay with the brokers that took them over.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ SETTLE_S = 25.0
 """Longer than two windows over which brokers average their rates, with the default of 10 s."""
 STARTING_S = 30.0
 FLAPPING_STARTS = 3
-"""A broker that has started as often within `FLAPPING_S` is not steady, until it has run for `STEADY_S`."""
+"""Starts within `FLAPPING_S` that make a broker unsteady until it has run for `STEADY_S`."""
 FLAPPING_S = 900.0
 STEADY_S = 180.0
 _SAME_START_S = 4.0
-"""By how much the start of a process may seem to differ from report to report: reports take some time to arrive."""
+"""How much the start time of one process may differ between reports, because they take some time to arrive."""
 _NEW_PART = 0.5
 """Weight of the newest report in smoothed loads."""
 _MOST_SCALE = 10.0
 _IDLE_CPU, _BUSY_CPU = 0.3, 0.7
-"""Shares of a core. Up to the one a loop counts as little used, from the other on its own processor time counts for its bundles."""
+"""Shares of a core. Up to the first, a loop counts as idle; from the second on, its own processor scale applies to its bundles."""
 
 
 @dataclass(slots=True)
@@ -62,14 +62,16 @@ class _Moved:
 
 
 class BalanceMemory:
+    """Smoothed loads, recent moves and refusals, and starts of brokers, as the leader knows them."""
+
     def __init__(self) -> None:
         self._loads: dict[str, float] = {}  # smoothed estimates, by bundle
-        self._scales: dict[str, float] = {}  # processor over estimate, by broker, at least 1
+        self._scales: dict[str, float] = {}  # processor share divided by estimate, by broker, at least 1
         self._involved: dict[str, float] = {}  # when a broker last gave or took a bundle
         self._moved: dict[str, _Moved] = {}
         self._rest_until: dict[str, float] = {}
         self._unsplit: dict[str, tuple[float, str]] = {}  # until when a bundle is not split, and why
-        self._starts: dict[str, list[float]] = {}  # of each broker, newest last
+        self._starts: dict[str, list[float]] = {}  # start times by broker, newest last
         self._uneven_rounds = 0
         self._active = False
 
@@ -77,7 +79,7 @@ class BalanceMemory:
         return f"<BalanceMemory of {len(self._loads)} bundles, uneven for {self._uneven_rounds} rounds>"
 
     def on_report(self, now_s: float, report: BrokerReport) -> None:
-        """Note when its broker started. Call it once, when the report arrives: the age in it holds for this moment."""
+        """Note when the broker started. Call once, when the report arrives, since its age is right at that moment."""
         starts, started_s = self._starts.setdefault(report.broker_id, []), now_s - report.age_s
         if not starts or started_s - starts[-1] > _SAME_START_S:
             starts.append(started_s)
@@ -86,14 +88,14 @@ class BalanceMemory:
     def states(
         self, now_s: float, reports: Sequence[BrokerReport], leaving: Collection[str] = (), *, may_split: bool = True
     ) -> list[BrokerState]:
-        """Take the reports of a round, one of each broker; return the brokers as the balance should see them.
+        """Add the reports of a round, one of each broker, and return the brokers' states for `balance`.
 
-        A report may be that of an earlier round. `leaving` are brokers that take nothing.
+        A report may be from an earlier round. `leaving` are the ids of brokers that take no bundles.
         """
         self._forget(now_s, reports)
         on_the_way = self._on_the_way(now_s, reports)
         reporting = {report.broker_id: None for report in reports}
-        gone_from_here = {  # the report is of before the move
+        gone_from_here = {  # the source's report is older than the move
             bundle.name: None for target, bundles in on_the_way.items() if target in reporting for bundle in bundles
         }
         states = []
@@ -114,7 +116,7 @@ class BalanceMemory:
         may_serve: MayServe,
         may_stay: MayServe = lambda _bundle, _broker: False,
     ) -> Plan:
-        """Return what should be done in this round (rule 1). Call it once for each round."""
+        """Return the plan of this round (rule 1). Call once a round."""
         tolerance = rules.tolerance / 2 if self._active else rules.tolerance
         self._uneven_rounds = self._uneven_rounds + 1 if is_uneven(brokers, tolerance) else 0
         confirmed = self._active or self._uneven_rounds >= CONFIRM_ROUNDS
@@ -137,11 +139,11 @@ class BalanceMemory:
             self._unsplit[action.bundle] = now_s + REFUSED_REST_S, why
 
     def unsteady(self, reports: Sequence[BrokerReport]) -> list[str]:
-        """Return the ids of those brokers that are not steady."""
+        """Return the ids of the unsteady brokers (rule 7)."""
         return [report.broker_id for report in reports if self._why_unsteady(report)]
 
     def _why_unsteady(self, report: BrokerReport) -> str:
-        """Return why nothing should move to this broker (rule 7), as a sentence; empty if it is steady."""
+        """Return a sentence on why no bundle should move to this broker (rule 7), or "" if it is steady."""
         starts = self._starts.get(report.broker_id, [])
         if len(starts) < FLAPPING_STARTS or starts[-1] - starts[0] > FLAPPING_S or report.age_s >= STEADY_S:
             return ""
@@ -150,7 +152,7 @@ class BalanceMemory:
         return f"{what}. No bundle moves to it until it has run for {STEADY_S:.0f} s"
 
     def _on_the_way(self, now_s: float, reports: Sequence[BrokerReport]) -> dict[str, list[BundleState]]:
-        """Return the bundles that moved and are in no report of their new brokers yet, by these: clients have to ask first."""
+        """Return the moved bundles by new broker that its reports do not have yet: it acquires them when a client asks."""
         reported = {(bundle.bundle, report.broker_id): None for report in reports for bundle in report.bundles}
         found: dict[str, list[BundleState]] = {}
         for name, moved in self._moved.items():
@@ -171,11 +173,11 @@ class BalanceMemory:
             bundles.append(BundleState(bundle.bundle, load, bundle.topics, not rests, may_split, refused))
         own_load = (
             0.0 if report.age_s < STARTING_S else max(0.0, report.cpu - _MOST_SCALE * self._estimate(report))
-        )  # not the work of its bundles
+        )  # processor time that its bundles do not explain
         return BrokerState(report.broker_id, tuple(bundles), own_load, takes)
 
     def _measure(self, now_s: float, reports: Sequence[BrokerReport]) -> dict[str, float]:
-        """Smooth the loads of all bundles; return by what they are multiplied at each broker (rule 6)."""
+        """Smooth the loads of all bundles, and return each broker's factor for them (rule 6)."""
         for report in reports:
             for bundle in report.bundles:
                 before = self._loads.get(bundle.bundle, bundle.load)
@@ -198,11 +200,11 @@ class BalanceMemory:
             self._scales[report.broker_id] = before + _NEW_PART * (measured - before)
 
     def _estimate(self, report: BrokerReport) -> float:
-        """The sum over its bundles, smoothed."""
+        """Return the sum of the smoothed loads of the broker's bundles."""
         return sum(self._loads[bundle.bundle] for bundle in report.bundles)
 
     def _forget(self, now_s: float, reports: Sequence[BrokerReport]) -> None:
-        """Keep what concerns the reports of this round only, and what is not over."""
+        """Drop loads of bundles and brokers without a report in this round, and rests and moves that are over."""
         there = {bundle.bundle: None for report in reports for bundle in report.bundles}
         brokers = {report.broker_id: None for report in reports}
         self._loads = {name: load for name, load in self._loads.items() if name in there}

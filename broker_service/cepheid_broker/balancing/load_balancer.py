@@ -1,16 +1,17 @@
-"""The leader's work: reports of all brokers every few seconds, and what follows. Every broker runs one, and one of them leads.
+"""Balance the bundles of all brokers from load reports every few seconds. Each broker runs a balancer; one of them is the leader.
 
     stand for election ──► elected: round after round until the record is another's or the session is lost
-    round: settings ──► reports, all at once ──► loads told to all brokers ──► plan ──► orders to the owners of the bundles
+    round: settings ──► reports, all at once ──► loads sent to all brokers ──► plan ──► orders to the owners of the bundles
 
 Rules
-1. A leader keeps nothing in metadata but its election. The next one begins with the next reports.
-2. A broker whose report is missing after `REPORT_LIMIT_S` is left out: nothing is moved to it, and nothing from it. A report
-   is used for three rounds.
-3. What was moved, split, refused or not answered is one line in the log of the leader. `view` shows the last 100.
-4. A leader that no other broker answers for `_ALONE_ROUNDS` rounds gives way, and does not stand again for `_OUT_ROUNDS`: it may be
-   the one that is cut off. A leader that is drained gives way, too.
-5. While it is switched off the leader still gets reports and tells loads: placement uses them, and `view` shows what it would do.
+1. A leader stores only its election in metadata. The next leader starts from the next reports.
+2. A broker whose report is missing after `REPORT_LIMIT_S` is left out: no bundle moves to it or from it. A report is used for three
+   rounds.
+3. The leader logs one line for each move or split, whether done, refused or not answered. `view` shows the last 100.
+4. A leader that no other broker answers for `_ALONE_ROUNDS` rounds resigns, and does not stand again for `_OUT_ROUNDS`: it may be
+   the one that is cut off. A leader that is drained resigns too.
+5. While balancing is disabled, the leader still collects reports and sends loads: placement uses them, and `view` shows what it
+   would do.
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ log = logging.getLogger(__name__)
 PREFIX = "balance."
 """Prefix of the names of settings that can be changed while brokers run."""
 REPORT_LIMIT_S = 2.0
-"""How long a round waits for a report. A broker that does not answer must not hold up what the others need."""
+"""How long a round waits for a report. A broker that does not answer must not delay the others."""
 _ROUNDS_USED = 3
 _LOOK_S = 1.0
 _HASTE = 0.2
-"""Part of the interval after which a round follows that could not move all that it should."""
+"""Part of the interval after which the next round begins if one could not move all that it should."""
 _ALONE_ROUNDS = 3
 _OUT_ROUNDS = 12
 _REMEMBERED = 100
@@ -53,13 +54,13 @@ _REMEMBERED = 100
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a move or a split."""
+    """The outcome of a move or a split."""
 
     at_ms: int
     action: Move | Split
     error: str = ""
     unanswered: bool = False
-    """Whether its owner may still do it."""
+    """Whether the bundle's owner did not answer, and may still carry it out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class _Heard:
 
 @dataclass(frozen=True, slots=True)
 class BalanceView:
-    """What the leader knows, for people."""
+    """What the leader knows, for operators."""
 
     leader: LeaderRecord
     settings: BalanceSettings
@@ -78,14 +79,14 @@ class BalanceView:
     reports: Mapping[str, BrokerReport]
     leaving: Sequence[str]
     missing: Sequence[str]
-    """Brokers that are registered and did not report."""
+    """Ids of registered brokers that did not report."""
     plan: Plan
-    """What would be done now, without waiting until it was uneven for some rounds."""
+    """Moves and splits that would be made now, without waiting for loads to be uneven for some rounds."""
     recent: Sequence[Outcome] = field(default=())
 
 
 class LoadBalancer:
-    """`start` once, `aclose` once."""
+    """Balances the cluster while this broker is the leader. Call `start` once and `aclose` once."""
 
     def __init__(self, orders: BundleOrders, peers: BalancePeers, settings: BalanceSettings) -> None:
         self._orders = orders
@@ -95,7 +96,7 @@ class LoadBalancer:
         self._ports = orders.own_load.ports
         self._peers = peers
         self._settings = self._in_force = settings
-        self._values: Mapping[str, str] = {}  # what was changed while brokers run
+        self._values: Mapping[str, str] = {}  # settings changed at run time
         self._election = Election(leader_record(self._store), self._new_candidacy)
         self._dynamic = dynamic_settings(self._store)
         self._tasks = TaskOwner("balancing")
@@ -126,25 +127,25 @@ class LoadBalancer:
         await self._tasks.aclose()
 
     async def leader(self) -> LeaderRecord | None:
-        """Return the leader of now, by the record. Raises MetadataError."""
+        """Return the current leader according to its record. Raises MetadataError."""
         found = await leader_record(self._store).get(None)
         return None if found is None else found.record
 
     def learn_loads(self, loads: Mapping[str, float], unsteady: Collection[str] = ()) -> None:
-        """Take the loads of all brokers, and the ids of those that are not steady, as the leader tells them."""
+        """Store the loads of all brokers and the ids of unsteady ones, as received from the leader."""
         ownership, now_s = self._ownership, asyncio.get_running_loop().time()
         ownership.placement.set_loads(loads, now_s, registered=ownership.brokers, unsteady=unsteady)
 
     async def settings(self) -> BalanceSettings:
-        """Return the settings in force: those of this process, and what was changed while brokers run. Raises MetadataError."""
+        """Return the settings in force: those of this process, overridden by changes at run time. Raises MetadataError."""
         found = await self._dynamic.get(None)
         values: Mapping[str, str] = {} if found is None else found.record.values
-        if values != self._values:  # what does not fit is logged once
+        if values != self._values:  # so that invalid values are logged once
             self._values, self._in_force = values, changed(self._settings, values)
         return self._in_force
 
     async def view(self) -> BalanceView:
-        """Return what the leader knows, from reports of now. Only at the leader. Raises MetadataError, BrokerError."""
+        """Collect reports and return what the leader knows. Call at the leader only. Raises MetadataError, BrokerError."""
         candidacy, settings = self._require_led(), await self.settings()
         await self._hear()
         states = await self._states()
@@ -161,13 +162,13 @@ class LoadBalancer:
         )
 
     async def balance_now(self) -> list[Outcome]:
-        """Do what `view` shows as the plan, also while automatic balancing is off. Raises as `view`."""
+        """Carry out the plan that `view` shows, even if automatic balancing is disabled. Raises what `view` raises."""
         self._require_led()
         async with self._acting:
             plan = (await self.view()).plan
             return await self._perform(plan)
 
-    # Leading
+    # Election and rounds
 
     def _new_candidacy(self) -> LeaderRecord:
         return LeaderRecord(broker_id=self._ownership.broker_id, since_ms=self._ports.wall_ms())
@@ -199,12 +200,12 @@ class LoadBalancer:
         return self._ownership.broker_id in self._ownership.brokers and not self._is_out()
 
     def _is_out(self) -> bool:
-        """Return whether this broker must not lead now: it is being drained, or gave way a short while ago (rule 4)."""
+        """Return whether this broker must not lead now, because it is draining or resigned recently (rule 4)."""
         is_drained = self._ownership.broker_id in self._ownership.leaving
         return is_drained or asyncio.get_running_loop().time() < self._out_until_s
 
     async def _lead(self) -> None:
-        """Raises MetadataError."""
+        """Run rounds until this broker is no longer the leader. Raises MetadataError."""
         self._deposed.clear()
         self._forget()
         self.is_leader = True
@@ -223,7 +224,7 @@ class LoadBalancer:
             await self._election.resign()
 
     async def _rest(self, part: float) -> None:
-        """Wait for this part of the interval, or until this broker is deposed. A shorter interval holds within `_LOOK_S`."""
+        """Wait for this part of the interval, or until this broker is deposed. A shorter interval takes effect within `_LOOK_S`."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         while not self._deposed.is_set():
@@ -240,7 +241,7 @@ class LoadBalancer:
                 pass
 
     async def _round(self, settings: BalanceSettings) -> bool:
-        """Return whether the next round should follow soon: this one moved as much as a round may, and every broker answers."""
+        """Run one round. Return whether the next should follow soon: as much moved as a round may, and every broker answers."""
         async with self._acting:
             self._rounds += 1
             await self._hear()
@@ -257,7 +258,7 @@ class LoadBalancer:
         self._notes: tuple[str, ...] = ()
         self._rounds = 0
         self._answered_round = 0
-        """The last one in which another broker answered, whatever it said, or there was no other."""
+        """Last round in which another broker answered, even with a refusal, or in which there was no other."""
 
     async def _hear(self) -> None:
         """Ask every broker for its load report (rule 2)."""
@@ -277,7 +278,7 @@ class LoadBalancer:
         self.learn_loads(*self._told())
 
     def _told(self) -> tuple[Mapping[str, float], list[str]]:
-        """Return what other brokers learn: loads by id, and who is not steady."""
+        """Return what is sent to other brokers: loads by id, and the ids of unsteady brokers."""
         loads = {name: heard.report.load for name, heard in self._heard.items()}
         return loads, self._memory.unsteady([heard.report for heard in self._heard.values()])
 
@@ -327,11 +328,11 @@ class LoadBalancer:
         return broker_id in isolation.allowed(_namespace_of(bundle), self._ownership.brokers, loads)
 
     def _may_stay(self, bundle: str, broker_id: str) -> bool:
-        """Return whether policies allow that for some loads: it is a secondary broker."""
+        """Return whether isolation policies allow the broker under some load, because it is a secondary one."""
         brokers = self._ownership.brokers
         return broker_id in self._ownership.placement.isolation.allowed_at_most(_namespace_of(bundle), brokers)
 
-    # Acting
+    # Moves and splits
 
     async def _perform(self, plan: Plan) -> list[Outcome]:
         actions: list[Move | Split] = [*plan.splits, *plan.moves]
@@ -340,7 +341,7 @@ class LoadBalancer:
         return outcomes
 
     async def _act(self, action: Move | Split) -> Outcome:
-        """One order, and its line in the log (rule 3)."""
+        """Send one order and log its outcome (rule 3)."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         facts: dict[str, Any] = {"bundle": action.bundle, "why": action.why}
@@ -350,7 +351,7 @@ class LoadBalancer:
         except PeerSilentError as error:
             log.warning("balance.unanswered", extra={**facts, "error": str(error)})
             if isinstance(action, Move):
-                self._memory.on_moved(loop.time(), action)  # its owner carries it out (orders.py, rule 4), or another has it soon
+                self._memory.on_moved(loop.time(), action)  # the owner carries it out (orders.py, rule 4), or loses the bundle soon
             else:
                 self._memory.on_refused(loop.time(), action, str(error))
             return Outcome(self._ports.wall_ms(), action, str(error), unanswered=True)
@@ -370,7 +371,7 @@ class LoadBalancer:
         return Outcome(self._ports.wall_ms(), action)
 
     async def _order(self, action: Move | Split) -> None:
-        """Raises CepheidError."""
+        """Send the order to the bundle's owner and wait for its answer. Raises CepheidError."""
         candidacy = self._require_led()
         if isinstance(action, Move):
             move = MoveOrder(leader=candidacy, bundle=action.bundle, target=action.target, why=action.why)
@@ -402,8 +403,8 @@ def _rules(settings: BalanceSettings) -> BalanceRules:
 
 
 def changed(settings: BalanceSettings, values: Mapping[str, str]) -> BalanceSettings:
-    """Return the settings with what was changed while brokers run. A value that does not fit any more is logged and left out: the
-    others hold."""
+    """Return the settings with the changes made at run time. A value that is no longer valid is logged and ignored; the others
+    apply."""
     fields = {name.removeprefix(PREFIX): value for name, value in values.items() if name.startswith(PREFIX)}
     known = {name: value for name, value in fields.items() if name in BalanceSettings.model_fields}
     try:

@@ -1,10 +1,10 @@
-"""What brokers report of their load, and the one number that is made of it.
+"""Load reports of brokers, and the one number computed from them.
 
     load of a bundle = messages/s ÷ 20,000 + bytes/s ÷ 200 MB + open topics ÷ 20,000          published and delivered together
     load of a broker = the sum over its bundles, or the share of one core that its process uses: the larger of the two
 
-So 1.0 is about what fills one core. When the processor says more than the sum (small messages, slow machine), the bundles of that
-broker count for more, in proportion: what is moved away is then what the processor had to do for it.
+So 1.0 is about what fills one core. If the processor share is above the sum (small messages, slow machine), the loads of that
+broker's bundles are scaled up in proportion, so that a move counts with the processor time that the bundle takes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TOPICS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class BundleLoad:
-    """What one bundle costs its broker. `bundle` is its full name: tenant/namespace/range."""
+    """The load of one bundle. `bundle` is its full name: tenant/namespace/range."""
 
     bundle: str
     messages_in_per_s: float = 0.0
@@ -43,7 +43,7 @@ class BundleLoad:
 
 @dataclass(frozen=True, slots=True)
 class BrokerReport:
-    """What one broker says of itself. Rates and `cpu` are averages over its last rate window."""
+    """The load report of one broker. Rates and `cpu` are averages over its last rate window."""
 
     broker_id: str
     bundles: tuple[BundleLoad, ...] = ()
@@ -55,12 +55,12 @@ class BrokerReport:
 
     @property
     def age_s(self) -> float:
-        """How long the broker had run when it reported, by its own clock."""
+        """Seconds that the broker had run when it reported, by its own clock."""
         return (self.reported_at_ms - self.started_at_ms) / 1000
 
     @property
     def estimate(self) -> float:
-        """The sum over its bundles."""
+        """Sum of the loads of the broker's bundles."""
         return sum(bundle.load for bundle in self.bundles)
 
     @property

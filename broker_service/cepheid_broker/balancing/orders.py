@@ -1,14 +1,14 @@
-"""What the owner of a bundle does when the leader asks for it: hand the bundle over, or split it.
+"""Carry out the leader's orders at the owner of a bundle: hand the bundle over, or split it.
 
-    order ──► from the leader of now? ──► served here? ──► may the target take it? ──► release or split
+    order ──► from the current leader? ──► served here? ──► may the target take it? ──► release or split
 
 Rules
-1. An order of a broker that is not the leader by the record is refused. A leader that slept beyond its session, or two that believe
-   to be elected for a moment, move nothing twice.
-2. An order is carried out by the owner it was sent to or not at all: the bundle is never passed on from the next owner.
-3. A broker that is drained, that is gone, or that no isolation policy allows gets nothing. Whether the load of primary brokers
-   lets secondary ones serve too is for the leader to say: it knows the loads of now.
-4. Once begun an order is carried out to its end, whether or not the leader lives.
+1. An order is refused if its sender is not the leader according to the record. So a leader that was paused beyond its session, or
+   two brokers that both believe they are elected, move nothing twice.
+2. An order is carried out by the broker it was sent to or not at all: the next owner of the bundle does not act on it.
+3. A broker that is draining or gone, or that no isolation policy allows, gets no bundle. Whether the load of primary brokers
+   lets secondary ones serve too is the leader's decision, since it knows the current loads.
+4. Once begun, an order is completed even if the leader dies.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class BundleOrders:
     own_load: OwnLoad
 
     async def move(self, order: MoveOrder) -> None:
-        """Raises OrderRefusedError, and what `Ownership.release` raises."""
+        """Hand the bundle over. Raises OrderRefusedError, and what `Ownership.release` raises."""
         bundle = await self._accepted(order.leader, order.bundle)
         brokers = self.ownership.brokers
         if order.target not in brokers or order.target in self.ownership.leaving:
@@ -75,7 +75,7 @@ class BundleOrders:
         await self.ownership.release(bundle, to=order.target, reason=f"load balancing: {order.why}")
 
     async def split(self, order: SplitOrder) -> None:
-        """Raises OrderRefusedError, and what `Ownership.split` raises."""
+        """Split the bundle. Raises OrderRefusedError, and what `Ownership.split` raises."""
         bundle = await self._accepted(order.leader, order.bundle)
         if order.by == "topics":
             cut = split_points.by_topics(self.own_load.topic_hashes(bundle))
@@ -86,7 +86,7 @@ class BundleOrders:
         await self.ownership.split(bundle, [cut], reason=f"load balancing: {order.why}")
 
     async def _accepted(self, leader: LeaderRecord, name: str) -> Bundle:
-        """Rules 1 and 2. Raises OrderRefusedError, MetadataError."""
+        """Return the bundle of an order that may be carried out (rules 1, 2). Raises OrderRefusedError, MetadataError."""
         current = await leader_record(self.store).get(None)
         if current is None or current.record != leader:
             now = "no broker is" if current is None else f"{current.record.broker_id} is"

@@ -1,4 +1,4 @@
-"""What this broker reports of its load: from counters that topics keep anyway, added up for each bundle when a report is asked for.
+"""Build this broker's load report from counters that topics keep anyway, summed up for each bundle on request.
 
 tick ──► share of the processor in this window          report ──► open topics, a slice of them in each turn of the loop ──► bundles
 """
@@ -19,7 +19,7 @@ from cepheid_ports.process_metrics import resident_bytes
 from cepheid_wire import NamespaceName
 
 _TOPICS_IN_ONE_GO = 500
-"""Some 2 ms of the loop."""
+"""Number of topics that take about 2 ms of the event loop."""
 
 
 @dataclass(slots=True)
@@ -63,7 +63,7 @@ class _Window:
 
 @dataclass(slots=True)
 class OwnLoad:
-    """`loop_cpu_s` is the processor time of the thread of the loop since its start."""
+    """The load of this broker. `loop_cpu_s` returns the processor time of the event loop's thread since its start."""
 
     ownership: Ownership
     loaded: Callable[[], Iterable[Topic]]
@@ -76,7 +76,7 @@ class OwnLoad:
     _started_s: float = field(default_factory=lambda: asyncio.get_running_loop().time())
 
     def on_tick(self) -> None:
-        """Once in each rate window."""
+        """Measure the processor share. Call once in each rate window."""
         now = _Window(asyncio.get_running_loop().time(), self.loop_cpu_s())
         if (before := self._window) is not None and now.at_s > before.at_s:
             self.cpu = max(0.0, (now.cpu_s - before.cpu_s) / (now.at_s - before.at_s))
@@ -101,7 +101,7 @@ class OwnLoad:
             tuple(found.load(name) for name, found in sorted(sums.items())),
             self.cpu,
             resident_bytes(),
-            now_ms - int(1000 * age_s),  # not what the clock showed then: it may have been set since
+            now_ms - int(1000 * age_s),  # computed, since the clock may have been set since the start
             now_ms,
         )
 
@@ -121,7 +121,7 @@ class OwnLoad:
         return [topic_hash(topic.name) for topic in self.loaded() if bundle.holds(topic.name)]
 
     async def _division(self, namespace: NamespaceName) -> Division | None:
-        """None: its record cannot be read now, and its topics are left out of this report."""
+        """Return the division, or None if it cannot be read now: the namespace's topics are then left out of this report."""
         try:
             return await self.division_of(namespace)
         except BrokerError:

@@ -1,4 +1,4 @@
-"""How the leader asks other brokers for reports, and to carry out orders: over the admin API, as all calls between brokers."""
+"""The leader's calls to other brokers, for reports and orders: over the admin API, like all calls between brokers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BalancePeers(Protocol):
     """All other brokers, by id. Every call raises PeerUnreachableError, PeerSilentError, or RemoteRefusedError."""
 
     async def report(self, broker_id: str, loads: Mapping[str, float], unsteady: Sequence[str]) -> BrokerReport:
-        """Return its report; it learns the loads of all brokers, and which of them are not steady."""
+        """Return the broker's report, and send it the loads of all brokers and which of them are unsteady."""
 
     async def move(self, broker_id: str, order: MoveOrder) -> None: ...
 
@@ -25,7 +25,7 @@ class BalancePeers(Protocol):
 
 
 class HttpPeers:
-    """Implements `BalancePeers`."""
+    """`BalancePeers` over the admin API."""
 
     def __init__(self, ownership: Ownership, calls: PeerCalls) -> None:
         self._ownership = ownership

@@ -1,6 +1,6 @@
-"""Where a bundle is cut: functions of its range and of the topics in it, without I/O.
+"""Where to cut a bundle: functions of its range and of the topics in it, without I/O.
 
-A cut is the first hash of the upper part. Every function returns None where there is no cut that leaves something on both sides.
+A cut is the first hash of the upper part. Every function returns None if no cut leaves hashes or topics on both sides.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def by_topics(hashes: Sequence[int]) -> int | None:
 
 
 def by_load(loads: Mapping[int, float]) -> int | None:
-    """Return the cut at which the load of both parts is most alike; `loads` by hash."""
+    """Return the cut at which the loads of both parts differ least; `loads` are by hash."""
     ordered = sorted(loads.items())
     total, below = sum(loads.values()), 0.0
     best: tuple[float, int] | None = None

@@ -1,10 +1,10 @@
-"""The brokers that run: their registrations, as fresh as the store's watches allow.
+"""The running brokers: their registrations, as fresh as the store's watches allow.
 
-    start ──► watch /brokers, and each broker's record ──► read them ──► brokers  a watch that fired or failed: the same again
+    start ──► watch /brokers, and each broker's record ──► read them ──► brokers     repeated when a watch fires or fails
 
 Rules:
-1. When the store cannot be reached what was known stays, and it is asked again every second.
-2. A registration that cannot be read says nothing new of its broker, and nothing of the others.
+1. While the store cannot be reached, the last known registrations stay, and they are read again every second.
+2. A registration that cannot be read leaves its broker's last known one in place, and does not affect the others.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ RETRY_S = 1.0
 
 
 class BrokerDirectory:
+    """The registrations of all brokers, followed by watches."""
+
     def __init__(self, store: MetadataStore, tasks: TaskOwner) -> None:
         self._store = store
         self._records = broker_records(store)
@@ -46,25 +48,25 @@ class BrokerDirectory:
 
     @property
     def brokers(self) -> Mapping[str, BrokerRegistration]:
-        """By id, sorted."""
+        """Registrations by broker id, sorted."""
         return self._brokers
 
     @property
     def leader(self) -> BrokerRegistration | None:
-        """One that all brokers name alike: the first id."""
+        """The broker with the first id, on which all brokers agree; None without brokers."""
         return next(iter(self._brokers.values()), None)
 
     @property
     def draining(self) -> list[str]:
-        """Ids of those that take no bundles."""
+        """Ids of the brokers that are draining and take no bundles."""
         return [name for name, record in self._brokers.items() if record.draining]
 
     async def start(self) -> None:
-        """Raises MetadataError."""
+        """Read the registrations and watch them from here on. Raises MetadataError."""
         await self._read()
 
     async def refresh(self) -> None:
-        """Reads them now. Raises MetadataError."""
+        """Read the registrations now. Raises MetadataError."""
         self._brokers = await self._read_all()
         self.on_changed()
 
@@ -73,7 +75,7 @@ class BrokerDirectory:
         try:
             watches.append(await self._store.watch_children(keys.BROKERS_KEY))
             for name in await list_names(self._store, keys.BROKERS_KEY):
-                watches.append(await self._store.watch(keys.broker_key(name)))  # noqa: PERF401 - what was armed is cancelled on errors
+                watches.append(await self._store.watch(keys.broker_key(name)))  # noqa: PERF401 - earlier watches are cancelled on errors
             self._brokers = await self._read_all()
         except BaseException:
             _cancel(watches)
@@ -84,7 +86,7 @@ class BrokerDirectory:
             watch.call_when_settled(self._on_settled)
 
     def _on_settled(self) -> None:
-        if self._watches:  # the first of them; the others are armed again
+        if self._watches:  # only the first watch that fires reads again, and all are set again
             _cancel(self._watches)
             self._watches = []
             self._tasks.start(self._read_again(), name="read-brokers")

@@ -1,24 +1,24 @@
-"""Which other brokers live, known within seconds and long before their sessions with the metadata store end.
+"""Which other brokers are alive, known within seconds and long before their sessions with the metadata store end.
 
     each registered broker ──► a connection, PING every 0.5 s ──► heard
-                                  │ it breaks, and connecting is refused twice ──┐
+                                  │ it breaks and two reconnects are refused ────┐
                                   │ nothing heard for 1.2 s ─────────────────────┴──► challenge ──► alive, or gone
-    gone ──► whoever is asked for one of its bundles may take it (bundle_tenures.py)
+    gone ──► a broker that is asked for one of its bundles may acquire it (bundle_tenures.py)
 
 A *challenge* deletes the broker's registration. A living broker puts it back at once, as brokers of every release do
-(registration.py); one that does not within the limit is gone, and its registration is out of the way. So a broker that reaches the
-metadata store keeps its bundles although its peers do not reach it, and one that reaches its peers keeps them although it does not
+(registration.py); one that does not within the limit is gone, and its registration is deleted. So a broker that reaches the
+metadata store keeps its bundles even if its peers cannot reach it, and one that reaches its peers keeps them even if it cannot
 reach the store.
 
 Rules
-1. Nobody is gone without a challenge that failed. While this broker has no session of its own it challenges nobody.
-2. Time that this broker slept counts as nobody else's silence: a timer that fires late says so.
-3. A verdict is about speed alone. A broker that lives in spite of it loses its bundles by their records and writes into ledgers
-   that are fenced; it registers again and is believed from then on.
+1. A broker counts as gone only after a failed challenge. A broker without a session challenges no other.
+2. Time during which this broker was paused does not count as another's silence. A timer that fires late shows such a pause.
+3. A verdict only saves time; safety does not depend on it. A broker that is alive all the same finds its bundles' records replaced
+   and its ledgers fenced; it registers again and counts as alive from then on.
 4. A broker that answered a challenge and still cannot be reached is left alone for a while, longer each time: clients may reach
    it where this broker does not.
-5. A broker whose registration has vanished is watched until it is found gone. It may have been challenged by another broker, and
-   each broker has to find out by itself whether it may take the bundles.
+5. A broker whose registration was deleted is watched until it is found gone. Another broker may have challenged it, and
+   each broker has to find out by itself whether it may acquire the bundles.
 """
 
 from __future__ import annotations
@@ -60,23 +60,22 @@ RESTING_S = 1.0
 """How long a broker is not challenged again (rule 4), and how often connecting to it is tried meanwhile."""
 
 Link = Callable[[Mapping[str, str], Callable[[], None]], Awaitable[None]]
-"""Keeps a connection to the broker at these addresses and calls the function whenever something comes from it. Ends with an
-exception when the connection does: ConnectionRefusedError if nobody listens there, LinkRefusedError if this broker is not let
-in."""
+"""Keep a connection to the broker at these addresses, and call the function whenever something arrives from it. Raises when the
+connection ends: ConnectionRefusedError if no process listens there, LinkRefusedError if the broker refuses this one."""
 
 
 class Sign(enum.Enum):
     """What is known of a broker."""
 
     UNKNOWN = "unknown"
-    """Nothing was heard yet, or it lives and cannot be reached from here."""
+    """Nothing was heard yet, or the broker is alive but unreachable from here."""
     HEARD = "heard"
     SUSPECT = "suspect"
 
 
 @dataclass(slots=True, eq=False)
 class PeerSigns:
-    """What was heard of one broker, and when, without I/O. Times are those of the loop, in seconds."""
+    """What this broker heard from another one, and when; without I/O. Times are those of the event loop, in seconds."""
 
     since_s: float
     refusals: int = 0
@@ -90,22 +89,22 @@ class PeerSigns:
 
     def on_heard(self, now_s: float) -> None:
         self.since_s, self.refusals, self.sign, self.rests = now_s, 0, Sign.HEARD, 0
-        # One that is reachable again is challenged as early as others; not at once, since a connection may come and go.
+        # Once reachable again it may be challenged like others, but not at once: the connection may be flapping.
         self.rest_until_s = min(self.rest_until_s, now_s + FIRST_REST_S)
 
     def on_ended(self, *, refused: bool) -> None:
-        """The connection ended, or could not be made."""
+        """Note that the connection ended or could not be opened."""
         self.refusals = self.refusals + 1 if refused else 0
         if self.sign is Sign.HEARD:
             self.sign = Sign.SUSPECT
 
     def on_timer(self, now_s: float, due_s: float) -> None:
-        """A timer of the watcher fired. Rule 2."""
+        """Note that a timer of the watcher fired. If it was late, the silence begins again (rule 2)."""
         if now_s - due_s >= OVERSLEPT_S:
             self.since_s = now_s
 
     def suspicion(self, now_s: float) -> str:
-        """Why it is to be challenged, one of `ANSWER_S`; empty: there is no reason, or it was left alone (rule 4)."""
+        """Return why to challenge the broker, a key of `ANSWER_S`, or "" for no reason or a rest that has not ended (rule 4)."""
         if now_s < self.rest_until_s:
             return ""
         if self.refusals >= 2:
@@ -113,7 +112,7 @@ class PeerSigns:
         return "silent" if now_s >= self.silent_at_s else ""
 
     def on_answered(self, now_s: float) -> None:
-        """It lives, and could not be reached."""
+        """Note that the broker answered a challenge: it is alive, but unreachable from here."""
         self.since_s, self.refusals, self.sign = now_s, 0, Sign.UNKNOWN
         doublings = min(self.rests, 10)  # more make no difference, and a float does not hold a thousand
         self.rest_until_s = now_s + min(FIRST_REST_S * 2**doublings, LONGEST_REST_S)
@@ -129,7 +128,7 @@ class _Peer:
 
 
 class BrokerLiveness:
-    """`start` once the broker is registered, `aclose` once."""
+    """Watches the other brokers and challenges silent ones. Call `start` once this broker is registered, and `aclose` once."""
 
     def __init__(self, store: MetadataStore, link: Link) -> None:
         self._store = store
@@ -141,7 +140,7 @@ class BrokerLiveness:
         self._own_id = ""
         self._directory: BrokerDirectory
         self.challenges = 0
-        """That this broker gave to others."""
+        """Challenges that this broker has sent."""
         self.found_gone = 0
         """Challenges that were not answered."""
 
@@ -150,7 +149,7 @@ class BrokerLiveness:
 
     @property
     def heard(self) -> int:
-        """How many other brokers answer now."""
+        """Number of other brokers that answer now."""
         return sum(peer.signs.sign is Sign.HEARD for peer in self._peers.values())
 
     def start(self, own_id: str, directory: BrokerDirectory) -> None:
@@ -168,7 +167,7 @@ class BrokerLiveness:
         return Sign.UNKNOWN if peer is None else peer.signs.sign
 
     def sign_at(self, there: There) -> Sign:
-        """Return what is known of the broker at these addresses: nothing by a process with its id at other addresses."""
+        """Return what is known of the broker at these addresses. A process with the same id at other addresses tells nothing."""
         peer = self._peers.get(there.broker_id)
         if peer is not None and peer.registration.addresses != there.addresses:
             return Sign.UNKNOWN
@@ -231,14 +230,14 @@ class BrokerLiveness:
         error = None if link.cancelled() else link.exception()
         if isinstance(error, LinkRefusedError):
             if now_s() < signs.rest_until_s:
-                return  # it was said already
+                return  # logged already
             signs.on_answered(now_s())
             log.warning("broker.link_refused", extra={"broker": peer.registration.broker_id, "error": str(error)})
         else:
             signs.on_ended(refused=isinstance(error, ConnectionRefusedError))
 
     async def _challenge(self, peer: _Peer, why: str) -> bool:
-        """Return whether the broker is gone. If that cannot be found out, it is not."""
+        """Challenge the broker and return whether it is gone; False if that cannot be found out."""
         name, now_s = peer.registration.broker_id, asyncio.get_running_loop().time
         if self._store.session_state is not SessionState.CONNECTED:  # rule 1
             await asyncio.sleep(REFUSED_AGAIN_S)
@@ -258,7 +257,7 @@ class BrokerLiveness:
             peer.challenged = False
         if not gone:
             peer.signs.on_answered(now_s())
-            self._on_changed()  # what the list said meanwhile was not looked at
+            self._on_changed()  # changes of the directory during the challenge were ignored
             hint = "it is registered, but this broker does not reach it: look at its advertised address, and at networks between"
             log.warning("broker.out_of_reach", extra={"broker": name, "reason": why, "hint": hint})
             return False
@@ -271,7 +270,7 @@ class BrokerLiveness:
         return True
 
     async def _is_gone(self, peer: _Peer, answer_s: float) -> bool:
-        """Raises MetadataError."""
+        """Delete the broker's registration and return whether it stays away for the time of an answer. Raises MetadataError."""
         name, now_s = peer.registration.broker_id, asyncio.get_running_loop().time
         key = self._records.key_of(name)
         began_s = now_s()
@@ -282,8 +281,8 @@ class BrokerLiveness:
             try:
                 await self._records.delete(name, found.version)
             except (NoSuchKeyError, BadVersionError):
-                pass  # somebody else challenges it, or its session ended
-        answer_s = max(answer_s, 4 * (now_s() - began_s))  # a store that is slow for us is slow for it
+                pass  # another broker challenges it, or its session ended
+        answer_s = max(answer_s, 4 * (now_s() - began_s))  # a store that is slow for this broker is slow for the other one
         while True:
             watch = await self._store.watch(key)
             with watch:

@@ -1,12 +1,12 @@
-"""How each namespace in use is divided into bundles: watched, since bundles are split and namespaces deleted and created again.
+"""How each namespace in use is divided into bundles. Watched, since bundles are split and namespaces deleted and created again.
 
-    record changed ──► divided more finely: taken over            bundles that are in both divisions are not touched
+    record changed ──► divided more finely: adopted               bundles that are in both divisions are not touched
                   └──► otherwise: read again first                the watch may have seen a record older than a split of our own
 
 Rules
-1. A deletion that has begun may be refused, and its mark is taken back at once. So the mark closes no topics; the namespace is
-   given up when it has been gone for some seconds.
-2. While this broker splits a bundle it takes over no other division of that namespace (`held`): topics and bundles change together,
+1. A deletion that has begun may be refused, and its mark is then removed at once. So the mark closes no topics; the bundles are
+   released when the namespace has been gone for some seconds.
+2. While this broker splits a bundle it adopts no other division of that namespace (`held`): topics and bundles change together
    when the split is written.
 """
 
@@ -30,7 +30,7 @@ _RETRY_S = 1.0
 
 
 class BundleDivisions:
-    """`on_divided` is called with a namespace whose bundles are no longer what they were, and its division; None: it is gone."""
+    """The divisions of namespaces in use. Calls `on_divided` with a namespace and its new division, or None if it was deleted."""
 
     def __init__(
         self, store: MetadataStore, tasks: TaskOwner, on_divided: Callable[[NamespaceName, Division | None], None]
@@ -40,19 +40,19 @@ class BundleDivisions:
         self._on_divided = on_divided
         self._watched = WatchedRecords(store, tasks)
         self._known: dict[NamespaceName, tuple[Division, WatchedRecord[NamespaceRecord]]] = {}
-        self._held: dict[NamespaceName, bool] = {}  # whether its record changed meanwhile
+        self._held: dict[NamespaceName, bool] = {}  # whether the record changed meanwhile
         self._freed = asyncio.Event()  # replaced whenever it is set
 
     def __repr__(self) -> str:
         return f"<BundleDivisions of {len(self._known)} namespaces>"
 
     def known(self, namespace: NamespaceName) -> Division | None:
-        """Return the division; None: it was not asked for yet."""
+        """Return the division of a namespace in use, or None if no caller has asked for it yet."""
         found = self._known.get(namespace)
         return None if found is None else found[0]
 
     async def get(self, namespace: NamespaceName) -> Division:
-        """Raises NamespaceNotFoundError, ServiceNotReadyError."""
+        """Return the division and watch it from here on. Raises NamespaceNotFoundError, ServiceNotReadyError."""
         if (known := self._known.get(namespace)) is not None:
             return known[0]
         key = self._records.key_of((namespace.tenant, namespace.local_name))
@@ -70,13 +70,13 @@ class BundleDivisions:
         return division_of(record)
 
     async def look_up(self, namespace: NamespaceName) -> Division:
-        """As `get`, for one question: a namespace that is not known yet is not watched from here on."""
+        """Return the division without watching a namespace that is not in use yet. Raises what `get` raises."""
         if (known := self._known.get(namespace)) is not None:
             return known[0]
         return division_of(await self._read(namespace))
 
     async def refresh(self, namespace: NamespaceName) -> Division:
-        """Read the division now, and take it over. Raises as `get`."""
+        """Read the division now, and adopt it unless the namespace is held. Raises what `get` raises."""
         division = division_of(await self._read(namespace))
         if namespace not in self._held:
             self._take_over(namespace, division)
@@ -84,7 +84,7 @@ class BundleDivisions:
 
     @contextmanager
     def held(self, namespace: NamespaceName) -> Iterator[None]:
-        """Take over no change meanwhile (rule 2). One at a time: see `wait_free`."""
+        """Adopt no changes inside this context (rule 2). Call `wait_free` first: only one caller at a time may hold a namespace."""
         assert namespace not in self._held, f"a bundle of {namespace} is being split already"
         self._held[namespace] = False
         try:
@@ -96,15 +96,15 @@ class BundleDivisions:
             self._freed = asyncio.Event()
 
     async def wait_free(self, namespace: NamespaceName) -> None:
-        """Until the namespace is not held."""
+        """Wait until the namespace is not held."""
         while namespace in self._held:
             await self._freed.wait()
 
     def set_split(self, namespace: NamespaceName, record: NamespaceRecord) -> None:
-        """Take over what this broker has written itself. `on_divided` is not called: the caller knows."""
+        """Adopt a division that this broker has written. Does not call `on_divided`, since the caller knows."""
         if (known := self._known.get(namespace)) is not None:
             watched = known[1]
-            watched.record = record  # else a namespace that is created again as it first was would look unchanged
+            watched.record = record  # else a namespace that is created again with its first division would look unchanged
             self._known[namespace] = (division_of(record), watched)
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class BundleDivisions:
             if not await self._records.exists((namespace.tenant, namespace.local_name)):
                 self._forget(namespace)
         except MetadataError:
-            pass  # its bundles stay, without topics, until the session ends
+            pass  # its bundles remain without topics until the session ends
 
     def _forget(self, namespace: NamespaceName) -> None:
         if (known := self._known.pop(namespace, None)) is not None:
@@ -171,7 +171,7 @@ class BundleDivisions:
 
 
 def _is_finer(division: Division, than: Division) -> bool:
-    """Whether it has all bundles' starts of the other one, and more."""
+    """Return whether the division has all starts of the other one, and more."""
     mine, others = starts_of(division), starts_of(than)
     return len(mine) > len(others) and set(others) <= set(mine)
 

@@ -1,18 +1,18 @@
-"""Ownership among many brokers: which broker a lookup leads to, and when this one is given bundles at all.
+"""Ownership in a cluster of several brokers: which broker a lookup leads to, and when this broker takes bundles.
 
     locate ──► ours already? ──► owner's record ──► another's: There
                                      └── none ──► placement (load, hash, policies) ──► another: There, chosen
                                                                           └── this one ──► `BundleTenures`: acquired ──► Here
-    start ──► registered ──► bundles are given to it            release_all ──► deregistered, bundles given away
-    drain ──► registered as draining, not chosen any more ──► bundles given away, as long as it lasts
-    on_hand_over ──► another broker's topics are opened here, ahead of the bundle (hand_over.py)
+    start ──► registered ──► may be given bundles               release_all ──► deregistered, bundles given away
+    drain ──► registered as draining, no longer chosen ──► bundles given away until `undrain`
+    on_hand_over ──► another broker's topics are opened here, before this broker owns the bundle (hand_over.py)
 
 Rules
-1. A broker is given bundles while it is registered: `start` returns then, and whoever stops leaves first.
-2. A session that is LOST takes everything along, before anything else happens; SUSPENDED takes nothing: what is owned goes on, and
-   nothing is acquired.
-3. A broker that is being drained is chosen only when all are. The mark is in its registration, so it ends with the process; a
-   caller that goes away ends nothing.
+1. A broker is given bundles while it is registered: `start` returns once it is, and a broker that stops deregisters first.
+2. When the session is LOST, all bundles are lost before anything else happens. While it is SUSPENDED, owned bundles are still
+   served, and none is acquired.
+3. A draining broker is chosen only when all brokers are draining. The mark is in its registration, so it ends with the process;
+   draining continues when the client that asked for it disconnects.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ from cepheid_wire import NamespaceName, TopicName
 log = logging.getLogger(__name__)
 
 _DRAIN_POLL_S, _LONGEST_DRAIN_PAUSE_S = 0.2, 5.0
-_ATTEMPTS = 5  # of a lookup that meets others who acquire and release at the same time
+_ATTEMPTS = 5  # of a lookup, while other brokers acquire and release the bundle at the same time
 
 
 class BundleOwnership:
-    """`start` once its ports are open, `aclose` once. Implements `Ownership`."""
+    """`Ownership` in a cluster of several brokers. Call `start` once the broker's ports are open, and `aclose` once."""
 
     is_shared = True
 
@@ -89,8 +89,8 @@ class BundleOwnership:
         liveness: BrokerLiveness | None = None,
         on_failed: Callable[[BaseException], None] = lambda error: None,
     ) -> None:
-        """Without `reach` an owner is taken at its record's word, and without `liveness` until its session ends. Another broker's
-        registration under our id is waited for during `patience_s`; once started `on_failed` hears that it stayed."""
+        """Without `reach` an owner is believed to be as its record says, and without `liveness` until its session ends. If another
+        broker is registered under our id, wait up to `patience_s` for that to end; after the start, report it to `on_failed`."""
         self.states = BundleStates(f"{ports.random.getrandbits(64):016x}")
         self._store = store
         self._ports = ports
@@ -112,7 +112,7 @@ class BundleOwnership:
         self._watched = WatchedRecords(store, self._tasks)
         self._isolation: WatchedRecord[IsolationPolicies] | None = None
         self._registered = asyncio.Event()
-        # One read for all that ask at the same time: after a failover clients look up thousands of topics of few bundles.
+        # Concurrent lookups share one read: after a failover clients look up thousands of topics in a few bundles.
         self._reads: SingleFlight[Bundle, BundleOwner | None] = SingleFlight("owner-reads", _stopped)
         self._preferences: SingleFlight[Bundle, str] = SingleFlight("preference-reads", _stopped)
         self._stopping = False
@@ -120,9 +120,9 @@ class BundleOwnership:
         self._silent = SilentBrokers()
         self._ahead = TopicsAhead()
         self._hands_over_until: float | None = None
-        self._waiting = self._waited = 0  # lookups: now, and so far
+        self._waiting = self._waited = 0  # lookups that wait now, and that have waited so far
         self.draining = False
-        self._must_drain = False  # also when there is no other broker
+        self._must_drain = False  # even when no other broker can take the bundles
         self._drain_task: asyncio.Task[None] | None = None
         self._tenures.find_heir, self._tenures.on_heir_failed = self._find_heir, self._on_heir_failed
         self._unsubscribe = store.subscribe(self.on_session)
@@ -132,7 +132,7 @@ class BundleOwnership:
 
     @property
     def broker_id(self) -> str:
-        """Known once started: it may be an address with a port that the system chose."""
+        """Id of this broker, known once it has started: it may be an address with a port that the system chose."""
         return self._tenures.broker_id
 
     @property
@@ -146,9 +146,9 @@ class BundleOwnership:
     # Lifetime
 
     async def start(self, broker_id: str, addresses: Mapping[str, str]) -> None:
-        """Registers the broker: from here on it is given bundles. Raises MetadataError, and may be called again then."""
+        """Register the broker, which is given bundles from here on. Raises MetadataError, and may then be called again."""
         self._tenures.broker_id, self._tenures.addresses = broker_id, dict(addresses)
-        self._own_topic = health_topic(broker_id)  # whoever owns its bundle: a broker must be able to try itself
+        self._own_topic = health_topic(broker_id)  # ours whichever broker owns its bundle: a broker must be able to test itself
         await self.directory.start()
         await self._follow_isolation()
         if self._registration is None:
@@ -167,7 +167,8 @@ class BundleOwnership:
         )
 
         def is_past(found: BrokerRegistration) -> bool:
-            """Two cannot listen at one address. One that started after us has taken ours: ours is the past."""
+            """Return whether the registration is from an earlier process at our address: two cannot listen there at once. If that
+            process started after us, ours is the earlier one."""
             return found.addresses == own.addresses and found.started_at_ms <= own.started_at_ms
 
         registration = Registration(
@@ -187,7 +188,7 @@ class BundleOwnership:
         return registration
 
     async def _follow_isolation(self) -> None:
-        """Raises MetadataError."""
+        """Apply the isolation policies, now and whenever they change. Raises MetadataError."""
         if self._isolation is not None:
             return
 
@@ -211,7 +212,7 @@ class BundleOwnership:
         return self.states.held + self._tenures.given_away + ahead
 
     def drain(self, *, force: bool = False) -> None:
-        """Rule 3."""
+        """Give all bundles away until `undrain` (rule 3). `force` drains even when no other broker can take them."""
         if self._stopping or self._registration is None:
             raise ServiceNotReadyError(f"broker {self.broker_id} is starting or stopping")
         if not force and not self._takers():
@@ -234,8 +235,8 @@ class BundleOwnership:
             log.info("broker.not_draining", extra={"broker": self.broker_id})
 
     async def _drain(self) -> None:
-        """As long as it is to be drained: others may not know of it yet, and send clients here. While no other broker takes bundles
-        it keeps what it has, unless it was forced. Bundles that cannot be released are tried again, after growing pauses."""
+        """Give bundles away for as long as the broker drains: other brokers may not know yet, and send clients here. Unless forced,
+        keep the bundles while no other broker takes any. Retry failed releases after growing pauses."""
 
         def pauses() -> bool:
             return not self.draining or self._stopping or not (self._must_drain or self._takers())
@@ -251,11 +252,11 @@ class BundleOwnership:
             await asyncio.sleep(pause_s)
 
     def _takers(self) -> dict[str, BrokerRegistration]:
-        """Other brokers that are given bundles."""
+        """Return the other brokers that take bundles."""
         return {name: record for name, record in self.directory.brokers.items() if name != self.broker_id and not record.draining}
 
     def on_session(self, state: SessionState) -> None:
-        """Rule 2."""
+        """Drop all bundles when the session is lost, and read their records again when it is connected (rule 2)."""
         if state is SessionState.LOST:
             lost = self.states.on_session_lost()
             self._ahead.clear()
@@ -283,7 +284,7 @@ class BundleOwnership:
         if self._isolation is not None:
             self._watched.leave(self._isolation, self)
 
-    # Whose is it?
+    # Lookups
 
     def owns(self, topic: TopicName) -> bool:
         if topic == self._own_topic:
@@ -312,7 +313,7 @@ class BundleOwnership:
         return await self._in_bundle_of(topic, locate)
 
     async def _in_bundle_of(self, topic: TopicName, locate: Callable[[Bundle], Awaitable[Location]]) -> Location:
-        """Locate the bundle of a topic: the next one, if it was split meanwhile."""
+        """Locate the bundle of a topic. If the bundle is split meanwhile, locate the part that has the topic."""
         for _ in range(_ATTEMPTS):
             try:
                 return await locate(bundle := await self.bundle_of(topic))
@@ -337,7 +338,7 @@ class BundleOwnership:
         return found
 
     async def _would_take(self, bundle: Bundle) -> bool:
-        """Whether it is served here, or is served by no broker and this one is the first choice."""
+        """Return whether this broker serves the bundle, or is the first choice for it while no broker does."""
         if self._stopping or self.draining or not self._registered.is_set():
             return self.states.owns(bundle)
         owner = await self.owner_of(bundle)
@@ -362,7 +363,7 @@ class BundleOwnership:
 
     @property
     def leaving(self) -> list[str]:
-        """Ids of the brokers that take no bundles: they are being drained."""
+        """Ids of the registered brokers that take no bundles because they are draining."""
         return [name for name, record in self.directory.brokers.items() if record.draining]
 
     def statistics(self) -> OwnershipFigures:
@@ -403,7 +404,7 @@ class BundleOwnership:
         await self._tenures.release(bundle, to=to, reason=reason)
 
     def _check_destination(self, bundle: Bundle, to: str) -> None:
-        """Raises DestinationRefusedError when lookups would not lead to that broker, so that the bundle would go to another one."""
+        """Raise DestinationRefusedError if lookups would not lead to that broker, so that another one would get the bundle."""
         brokers = self.directory.brokers
         if to not in brokers:
             raise DestinationRefusedError(f"broker {to[:200]!r} does not run: choose one of {', '.join(brokers)}")
@@ -415,13 +416,13 @@ class BundleOwnership:
     # Hand-over (hand_over.py)
 
     def _find_heir(self, tenure: Tenure, broker_id: str) -> Heir | None:
-        """None: it is given up without a word to that broker."""
+        """Return the broker to hand the bundle to, or None if the bundle is released without notifying that broker."""
         now_s = asyncio.get_running_loop().time()
         record = self.directory.brokers.get(broker_id)
         if self.peers is None or record is None or broker_id == self.broker_id or self._silent.are(broker_id, now_s):
             return None
         if self._hands_over_until is not None and now_s >= self._hands_over_until:
-            return None  # the broker has to stop now
+            return None  # this broker has to stop now
         there = There(broker_id, record.addresses)
         if there.admin_url(over_tls=False) is None:
             return None
@@ -447,7 +448,7 @@ class BundleOwnership:
         return opened
 
     async def _begin_ahead(self, call: HandOverCall) -> None:
-        """Rule 1 of hand_over.py. Raises ServiceNotReadyError."""
+        """Agree to open topics of a bundle before it is released (hand_over.py, rule 1). Raises ServiceNotReadyError."""
         bundle = call.bundle
         if self._stopping or self.draining or not self._registered.is_set():
             state = "stops" if self._stopping else "is being drained" if self.draining else "is not registered"
@@ -465,20 +466,20 @@ class BundleOwnership:
             self._tasks.start(self._end_ahead(bundle), name=f"hand-over {bundle}")
 
     async def _take(self, bundle: Bundle) -> list[TopicName]:
-        """The bundle is free. What is served ahead stays until its time is over, if it cannot be taken now. Raises
-        ServiceNotReadyError."""
+        """Acquire a bundle that its owner has released. If that fails, topics opened ahead stay open until their time is over.
+        Raises ServiceNotReadyError."""
         await self.locate_bundle(bundle, authoritative=True)
         self._stop_ahead(bundle)
         return []
 
     def _stop_ahead(self, bundle: Bundle) -> None:
-        """Whoever has the bundle serves its topics."""
-        if not self._stopping:  # else they are unloaded in good order
+        """Stop serving topics ahead of the bundle: from now on its owner serves them."""
+        if not self._stopping:  # a broker that stops closes them in good order
             self._ahead.end(bundle)
             self.user.drop_unowned()
 
     async def _end_ahead(self, bundle: Bundle) -> None:
-        """Rule 3 of hand_over.py."""
+        """Stop serving topics ahead when their time is over or a third broker owns the bundle (hand_over.py, rule 3)."""
         loop = asyncio.get_running_loop()
         while wait_s := self._ahead.ends_in(bundle, loop.time()):  # each call of the owner moves the end
             await asyncio.sleep(min(wait_s, OWNER_LOOK_S))
@@ -505,7 +506,7 @@ class BundleOwnership:
         return owner is not None and owner.broker_id != self.broker_id and (owner.broker_id, owner.epoch) != giver
 
     async def bundle_of(self, topic: TopicName) -> Bundle:
-        """Raises NamespaceNotFoundError, ServiceNotReadyError."""
+        """Return the bundle that holds the topic. Raises NamespaceNotFoundError, ServiceNotReadyError."""
         return bundle_of(topic, await self._divisions.get(topic.namespace))
 
     async def division(self, namespace: NamespaceName) -> Division:
@@ -515,7 +516,7 @@ class BundleOwnership:
         return await self._splits.split(bundle, starts, reason)
 
     async def locate_bundle(self, bundle: Bundle, *, authoritative: bool = False) -> Location:
-        """As `locate`."""
+        """Return the broker that serves the bundle, as `locate` does for a topic."""
         try:
             async with asyncio.timeout(self._timeout_s):
                 for _ in range(_ATTEMPTS):
@@ -528,16 +529,16 @@ class BundleOwnership:
         raise bundle_not_ready(bundle, "others acquire and release it at the same time")
 
     async def _look(self, bundle: Bundle, *, authoritative: bool) -> Location | None:
-        """None: something changed meanwhile, look again."""
+        """Return the owner of the bundle, or None if something changed meanwhile: look again."""
         await self._check_current(bundle)
         if (tenure := self.states.find(bundle)) is not None:
-            if not self.states.owns(bundle):  # a wait instead of a refusal: clients that are refused wait twice as long each time
+            if not self.states.owns(bundle):  # wait rather than refuse: clients double their pause after each refusal
                 with self._waits(counted=tenure.phase is not Phase.ACQUIRING):
                     await self._tenures.wait_settled(tenure)
             return Here() if self.states.owns(bundle) else None
         if self._store.session_state is not SessionState.CONNECTED:
             raise bundle_not_ready(bundle, "this broker has no session with the metadata store")
-        if not self._registered.is_set():  # it just starts
+        if not self._registered.is_set():  # this broker is still starting
             with self._waits():
                 await self._registered.wait()
             return None
@@ -548,13 +549,14 @@ class BundleOwnership:
             return there
         if self._stopping:
             raise bundle_not_ready(bundle, "this broker stops")
-        if self.states.find(bundle) is None:  # still, after all this waiting
+        if self.states.find(bundle) is None:  # another lookup may have begun to acquire it during the awaits above
             self._tenures.acquire_soon(bundle)
         return None
 
     @contextlib.contextmanager
     def _waits(self, *, counted: bool = True) -> Iterator[None]:
-        """A lookup waits in here. Not `counted`: for the end of an acquisition, as every first lookup of a bundle does."""
+        """Count a lookup as waiting inside this context. Waits for an acquisition, which every first lookup of a bundle has, are
+        not `counted`."""
         self._waited += counted
         self._waiting += counted
         try:
@@ -563,19 +565,19 @@ class BundleOwnership:
             self._waiting -= counted
 
     async def _check_current(self, bundle: Bundle) -> None:
-        """Raises BundleSplitError for a bundle that the namespace does not have: any more, or as far as metadata says."""
+        """Raise BundleSplitError if the namespace does not have this bundle, or no longer has it, according to metadata."""
         namespace = bundle.namespace
         division = await self._divisions.get(namespace)
         if not is_in(bundle, division) and not is_in(bundle, await self._divisions.refresh(namespace)):
             raise BundleSplitError(f"{bundle} is not a bundle of its namespace any more ({KEEPS_CONNECTION})", bundle=str(bundle))
 
     async def _choose(self, bundle: Bundle, *, authoritative: bool) -> There | None:
-        """Who is to have what nobody has; None: this broker."""
+        """Return the broker that should acquire a bundle without an owner, or None if it is this one."""
         brokers = {
             name: record for name, record in self.directory.brokers.items() if not (self._stopping and name == self.broker_id)
         }
         if authoritative and not self._stopping and bundle in self._ahead.bundles:
-            return None  # also when it is drained by now: what is open here is handed on, and not dropped
+            return None  # even if this broker drains by now: topics that are open here are handed on instead of dropped
         takers = {
             name: record for name, record in brokers.items() if not (self.draining if name == self.broker_id else record.draining)
         }
@@ -593,7 +595,7 @@ class BundleOwnership:
         return There(order[0], brokers[order[0]].addresses, chosen=True)
 
     def _choose_heir(self, bundle: Bundle) -> str:
-        """Who is to have what this broker gives away; empty: there is nobody else."""
+        """Return the id of the broker that should get a bundle this one gives away, or "" if there is no other broker."""
         others = self._takers() or {name: found for name, found in self.directory.brokers.items() if name != self.broker_id}
         now_s = asyncio.get_running_loop().time()
         order = self.placement.order(bundle, {name: found.addresses for name, found in others.items()}, now_s=now_s)

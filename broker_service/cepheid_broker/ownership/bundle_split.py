@@ -1,7 +1,7 @@
-"""Splitting a bundle of this broker while its topics stay open.
+"""Split a bundle of this broker while its topics stay open.
 
     begin ──► one multi: division of the namespace, records of the parts instead of the bundle's, histories ──► states and division
-              change in one step: each topic is in a part that this broker owns
+              change in one step, so that each topic is always in a bundle that this broker owns
 
     /namespaces/T/N                {…, bundle_starts}        version that was read
     /bundle-histories/T/N/range    {epoch, split_at}         of the bundle: no broker acquires it any more
@@ -9,9 +9,10 @@
     /bundles/T/N/range ► /bundles/T/N/part                   the bundle's record is deleted, those of the parts are created
 
 Rules
-1. The owner splits, with the version of the history that its acquisition wrote: of a split and another acquisition one succeeds.
+1. Only the owner splits, with the version of the history that its acquisition wrote. So only one of a split and a concurrent
+   acquisition succeeds.
 2. A write whose answer was lost counts as done if the namespace has the parts and their records are of this session.
-3. A namespace is divided once more at a time by one broker. Another broker that splits at the same time changes the version of the
+3. A broker splits one bundle of a namespace at a time. Another broker that splits at the same time changes the version of the
    namespace's record, and this one reads it again.
 """
 
@@ -53,23 +54,23 @@ _ATTEMPTS = 5
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the records say before one attempt."""
+    """The records as read before one attempt to split."""
 
     namespace: Found[NamespaceRecord]
     owner: Found[BundleOwner] | None
     histories: list[Found[BundleHistory] | None]
-    """The history of each part, None where there is none yet."""
+    """History of each part, or None."""
 
 
 async def check_may_split(store: MetadataStore) -> None:
-    """Raises SplitRefusedError in a cluster whose upgrade is not finished, and MetadataError."""
+    """Raise SplitRefusedError in a cluster whose upgrade is not finished. Raises MetadataError."""
     if (found := await read_storage_format(store)) < SPLITS_SINCE:
         message = f"the storage format of the cluster is {found}, and bundles are split from {SPLITS_SINCE} on: "
         raise SplitRefusedError(f"{message}start this release for all processes, then run `cepheid cluster finish-upgrade`")
 
 
 def check_cuts(bundle: Bundle, starts: Sequence[int]) -> None:
-    """Raises SplitRefusedError for hashes at which the bundle cannot be split."""
+    """Raise SplitRefusedError for hashes at which the bundle cannot be split."""
     outside = [start for start in starts if not bundle.first < start <= bundle.last]
     if not starts or outside:
         message = (
@@ -79,7 +80,7 @@ def check_cuts(bundle: Bundle, starts: Sequence[int]) -> None:
 
 
 def divided(record: NamespaceRecord, bundle: Bundle, starts: Sequence[int]) -> NamespaceRecord:
-    """Return the record of its namespace with the bundle split at `starts`. Raises SplitRefusedError."""
+    """Return the namespace's record with the bundle split at `starts`. Raises SplitRefusedError."""
     check_cuts(bundle, starts)
     division = division_of(record)
     if not is_in(bundle, division):
@@ -92,6 +93,8 @@ def divided(record: NamespaceRecord, bundle: Bundle, starts: Sequence[int]) -> N
 
 
 class BundleSplits:
+    """Splits bundles of this broker in metadata and in its states."""
+
     def __init__(self, store: MetadataStore, tenures: BundleTenures, states: BundleStates, divisions: BundleDivisions) -> None:
         self._store = store
         self._tenures = tenures
@@ -105,7 +108,7 @@ class BundleSplits:
         return f"<BundleSplits of {self._tenures!r}>"
 
     async def split(self, bundle: Bundle, starts: Sequence[int], reason: str) -> list[Bundle]:
-        """Implements `Ownership.split`."""
+        """Split a bundle of this broker, as described at `Ownership.split`."""
         check_cuts(bundle, starts)
         try:
             await check_may_split(self._store)
@@ -120,7 +123,7 @@ class BundleSplits:
             with self._divisions.held(bundle.namespace):
                 parts = await self._write(tenure, starts)
         finally:
-            self._states.on_kept(tenure)  # unless it was split, or lost
+            self._states.on_kept(tenure)  # does nothing if it was split or lost
         facts = {"bundle": str(bundle), "parts": [part.bundle.range for part in parts], "reason": reason}
         log.info("bundle.split", extra={**facts, "broker": self._tenures.broker_id})
         return [part.bundle for part in parts]
@@ -140,11 +143,11 @@ class BundleSplits:
                 put = self._namespaces.replace_op(_noun(bundle), record, seen.namespace.version)
                 results = await self._store.multi([*ops, put])
             except (BadVersionError, NoSuchKeyError, KeyExistsError) as error:
-                problem = error  # another broker changed the namespace, or has the bundle: the next look tells
+                problem = error  # another broker changed the namespace or owns the bundle: read the records again
                 continue
             except MetadataError as error:
                 if problem is not None and type(error) is type(problem):
-                    break  # the store is away
+                    break  # the store is unavailable
                 problem = error
                 continue
             for part, version in zip(parts, results[1:], strict=False):
@@ -153,7 +156,7 @@ class BundleSplits:
         raise bundle_not_ready(bundle, f"it could not be split: {problem}")
 
     async def _look(self, bundle: Bundle, names: Sequence[Bundle]) -> _Seen:
-        """Raises MetadataError, NamespaceNotFoundError."""
+        """Read the records that a split depends on. Raises MetadataError, NamespaceNotFoundError."""
         namespace = await self._namespaces.get(_noun(bundle))
         if namespace is None:
             raise NamespaceNotFoundError(f"namespace {bundle.namespace} does not exist", namespace=str(bundle.namespace))
@@ -161,7 +164,7 @@ class BundleSplits:
         return _Seen(namespace, await self._owners.get(bundle.noun), histories)
 
     async def _written(self, seen: _Seen, names: Sequence[Bundle]) -> list[Tenure] | None:
-        """Return the tenures of the parts if they are there already. Raises MetadataError."""
+        """Return the tenures of the parts if they exist already. Raises MetadataError."""
         division = division_of(seen.namespace.record)
         if not all(is_in(part, division) for part in names):
             return None
@@ -174,7 +177,7 @@ class BundleSplits:
         return found
 
     def _plan(self, tenure: Tenure, names: Sequence[Bundle], seen: _Seen, starts: Sequence[int]) -> tuple[list[Tenure], list[Op]]:
-        """Return the tenures of the parts, and what is written: first the bundle's history, then those of the parts in order."""
+        """Return the tenures of the parts and the writes: first the bundle's history, then those of the parts in order."""
         bundle, tenures = tenure.bundle, self._tenures
         parts: list[Tenure] = []
         histories: list[Op] = [
@@ -197,7 +200,7 @@ class BundleSplits:
         return parts, [*histories, *owners]
 
     def _conclude(self, tenure: Tenure, record: NamespaceRecord, parts: list[Tenure]) -> list[Tenure]:
-        """In one step: no topic is without a bundle of ours in between."""
+        """Replace the bundle by its parts in one step, so that each topic is in a bundle of this broker at all times."""
         was_kept = self._states.on_split(tenure, parts)
         self._divisions.set_split(tenure.bundle.namespace, record)
         if not was_kept:

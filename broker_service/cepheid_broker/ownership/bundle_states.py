@@ -1,17 +1,17 @@
-"""What one broker knows of the bundles it has or is about to have, without I/O.
+"""The states of the bundles that one broker owns or is acquiring, without I/O.
 
            begin_acquire         on_acquired                begin_release             on_released
     (none) ─────────────► ACQUIRING ─────────► OWNED ─────────────────► RELEASING ─────────────► (none)
               on_not_acquired ◄──┘               ▲   on_kept ◄──────────────┘
               the record turns out to be ours ───┘
-    on_session_lost, on_record with another owner or none: whatever it was, it is gone at once
+    on_session_lost, on_record with another owner or none: from any state, the bundle is lost at once
 
     OWNED ── begin_split ──► SPLITTING ── on_split ──► its parts, OWNED          on_kept: OWNED again
 
 Rules
-1. Everything belongs to one session of the metadata store: what an older one acquired or released says nothing any more (O3).
-2. A bundle is served in OWNED, and in SPLITTING: its topics stay open. Whoever is about to serve asks in the same step.
-3. The record decides: one that is not ours takes the bundle away, one that is ours makes it ours, whatever we believed.
+1. All states belong to one session of the metadata store: outcomes of an earlier session no longer matter (O3).
+2. A bundle is served in OWNED and in SPLITTING, where its topics stay open. Ask right before serving it, without an await between.
+3. The record decides: if it is not ours the bundle is lost, and if it is ours the bundle is owned, whatever the state was.
 """
 
 from __future__ import annotations
@@ -33,16 +33,18 @@ class Phase(enum.Enum):
 
 @dataclass(slots=True, eq=False)
 class Tenure:
-    """One attempt to have a bundle, from its acquisition to its end. Compared by identity: an ended one matches nothing."""
+    """One attempt to own a bundle, from its acquisition to its end. Compared by identity, so that an ended one matches nothing."""
 
     bundle: Bundle
     phase: Phase
     epoch: int = 0
     history_version: int = 0
-    """Of the record that counts epochs, as this tenure's acquisition wrote it: nobody acquired since while it is the same."""
+    """Version of the history record that this tenure's acquisition wrote. While it is unchanged, no other broker has acquired."""
 
 
 class BundleStates:
+    """The tenures of one broker, by bundle, and counts of them."""
+
     def __init__(self, incarnation: str) -> None:
         self.sessions = 1
         self.acquired = 0
@@ -57,33 +59,33 @@ class BundleStates:
 
     @property
     def incarnation(self) -> str:
-        """Of this session (rule 1)."""
+        """Id of this broker's process in the current session (rule 1)."""
         return f"{self._incarnation}-{self.sessions}"
 
     @property
     def held(self) -> int:
-        """Tenures whose record is ours."""
+        """Number of tenures whose record is ours."""
         return sum(tenure.phase is not Phase.ACQUIRING for tenure in self._tenures.values())
 
     def owned(self) -> Iterator[Tenure]:
-        """Those that are being released too."""
+        """Yield the tenures whose record is ours, including those being released."""
         return iter([tenure for tenure in self._tenures.values() if tenure.phase is not Phase.ACQUIRING])
 
     def find(self, bundle: Bundle) -> Tenure | None:
         return self._tenures.get(bundle)
 
     def owns(self, bundle: Bundle) -> bool:
-        """Rule 2."""
+        """Return whether the bundle is served here (rule 2)."""
         tenure = self._tenures.get(bundle)
         return tenure is not None and tenure.phase in (Phase.OWNED, Phase.SPLITTING)
 
     def keeps(self, bundle: Bundle) -> bool:
-        """Its record is ours: no other broker can have it."""
+        """Return whether the bundle's record is ours, so that no other broker can own it."""
         tenure = self._tenures.get(bundle)
         return tenure is not None and tenure.phase is not Phase.ACQUIRING
 
     def holds(self, tenure: Tenure) -> bool:
-        """It has not ended."""
+        """Return whether the tenure has not ended."""
         return self._tenures.get(tenure.bundle) is tenure
 
     def is_own(self, record: BundleOwner | None) -> bool:
@@ -95,7 +97,7 @@ class BundleStates:
         return tenure
 
     def on_acquired(self, tenure: Tenure, epoch: int, history_version: int) -> bool:
-        """The record is there. False: the session ended meanwhile, and with it the record."""
+        """Note that the record was created. Return False if the session ended meanwhile, and the record with it."""
         if not self.holds(tenure):
             return False
         assert tenure.phase is Phase.ACQUIRING, f"{tenure.bundle} is {tenure.phase.value}"
@@ -104,13 +106,13 @@ class BundleStates:
         return True
 
     def on_not_acquired(self, tenure: Tenure) -> None:
-        """Certainly."""
+        """Note that the bundle was not acquired, or that the outcome is unknown (`bundle_tenures.py`, rule 3)."""
         if self.holds(tenure):
             assert tenure.phase is Phase.ACQUIRING, f"{tenure.bundle} is {tenure.phase.value}"
             del self._tenures[tenure.bundle]
 
     def begin_release(self, bundle: Bundle) -> Tenure | None:
-        """From here on it is served to nobody new. None: it is not owned."""
+        """Stop serving the bundle to new clients, and return its tenure, or None if it is not owned."""
         if not self.owns(bundle):
             return None
         tenure = self._tenures[bundle]
@@ -119,7 +121,7 @@ class BundleStates:
         return tenure
 
     def begin_split(self, bundle: Bundle) -> Tenure | None:
-        """It is served on meanwhile. None: it is not owned, or something else is done with it already."""
+        """Begin to split the bundle, which is still served. Return None if it is not owned, or is already released or split."""
         tenure = self._tenures.get(bundle)
         if tenure is None or tenure.phase is not Phase.OWNED:
             return None
@@ -127,7 +129,7 @@ class BundleStates:
         return tenure
 
     def on_split(self, tenure: Tenure, parts: Sequence[Tenure]) -> bool:
-        """Their records are there, instead of that of `tenure`. False: the session ended meanwhile, and with it all records."""
+        """Note that the parts' records replaced that of `tenure`. Return False if the session ended meanwhile, and all records."""
         if not self.holds(tenure):
             return False
         assert tenure.phase is Phase.SPLITTING, f"{tenure.bundle} is {tenure.phase.value}"
@@ -144,24 +146,24 @@ class BundleStates:
             del self._tenures[tenure.bundle]
 
     def on_kept(self, tenure: Tenure) -> None:
-        """The record could not be deleted, as far as we know: it is served again. If it is gone after all, `on_record` says so."""
+        """Serve the bundle again, because its record was not deleted as far as we know. If it was, `on_record` is called."""
         if self.holds(tenure) and tenure.phase in (Phase.RELEASING, Phase.SPLITTING):
             tenure.phase = Phase.OWNED
 
     def on_record(self, tenure: Tenure, record: BundleOwner | None) -> bool:
-        """What the store says of an owned bundle now. True: it is lost, and whoever serves it has to stop at once."""
+        """Note an owned bundle's current record. Return whether the bundle is lost: stop serving it at once then."""
         if not self.holds(tenure) or tenure.phase is Phase.ACQUIRING:
             return False
         if self.is_own(record) and record is not None and record.epoch == tenure.epoch:
             return False
         if tenure.phase in (Phase.RELEASING, Phase.SPLITTING) and record is None:
-            return False  # our own deletion, perhaps before its answer: whoever releases or splits it concludes
+            return False  # our own deletion, perhaps before its answer: the release or split concludes
         del self._tenures[tenure.bundle]
         self.lost += 1
         return True
 
     def on_session_lost(self) -> list[Bundle]:
-        """Rule 1. What has to be stopped at once."""
+        """End all tenures with their session (rule 1), and return the bundles to stop serving at once."""
         lost = [tenure.bundle for tenure in self.owned()]
         self.lost += len(lost)
         self._tenures.clear()

@@ -1,24 +1,25 @@
-"""The records of the bundles that one broker has: made, followed and deleted as `BundleStates` decides.
+"""The metadata records of one broker's bundles: created, watched and deleted as `BundleStates` decides.
 
-    acquire_soon ──► owner's record, history ──► one multi ──► followed ──► gone, or another's: dropped at once
-    release ──► topics handed over to the heir, or unloaded ──► one multi: the record goes, the history says who is preferred
+    acquire_soon ──► owner's record, history ──► one multi ──► watched ──► gone, or another's: dropped at once
+    release ──► topics handed over to the heir, or unloaded ──► one multi: record deleted, history names the preferred broker
                                                                     └──► the heir is asked to take it (hand_over.py)
 
-    /bundles/T/N/range            {broker, incarnation, epoch, addresses}    ephemeral, made once, never replaced
+    /bundles/T/N/range            {broker, incarnation, epoch, addresses}    ephemeral, created once, never replaced
     /bundle-histories/T/N/range   {epoch, preferred}                         persistent, written in the same multi
 
 Rules
-1. Whoever acquires or releases writes the history with the version it read: of two that try, one comes through, and a record that
-   was made by somebody else since is never deleted (an ephemeral record alone always has version 0).
-2. The record is watched while it is owned. Gone, or somebody else's: topics are dropped at once (`BundleUser.drop_unowned`).
-3. A write whose outcome is unknown counts as not done. If it was done, the record is ours, and whoever asks next finds that.
-4. A record with our addresses and another incarnation is that of a process before us: two cannot listen at one address. It is
-   replaced, so that a broker that was restarted does not wait for the end of its old session.
+1. To acquire or release, a broker writes the history with the version it read. Of two brokers that try, one succeeds, and a record
+   that another broker has created since is never deleted (an ephemeral record alone always has version 0).
+2. The record is watched while the bundle is owned. If it is deleted or another broker's, topics are dropped at once
+   (`BundleUser.drop_unowned`).
+3. A write of unknown outcome counts as not done. If it was done, the record is ours, and the next lookup finds it.
+4. A record with our addresses and another incarnation is from an earlier process: two cannot listen at one address. It is
+   replaced, so that a restarted broker does not wait for the end of its old session.
 5. The record of a broker that is gone is replaced before its session ends (broker_liveness.py), unless it is registered again.
-6. The record of a broker whose id is registered at other addresses is that of an earlier process, and is replaced as well: a
-   process registers under an id only when no other one is, and acquires bundles only after that. The registration is read after the
-   record, so that the record of the newer process is never replaced.
-7. A bundle whose history says that it was split is not acquired, unless the namespace has it all the same: it was deleted and
+6. If a broker's id is registered at other addresses than in the record, the record is from an earlier process and is replaced as
+   well: a process registers under an id only when no other does, and acquires bundles only after that. The registration is read
+   after the record, so that the record of the newer process is never replaced.
+7. A bundle whose history says that it was split is not acquired, unless the namespace has it again because it was deleted and
    created again since.
 """
 
@@ -63,15 +64,17 @@ _RELEASED_AT_ONCE = 4  # bundles; their topics are unloaded together
 
 
 class BundleTenures:
+    """The bundles that one broker acquires, owns and releases, with their records in metadata."""
+
     user: BundleUser
     broker_id = ""
     addresses: Mapping[str, str] = {}
-    """Both known once the broker starts."""
+    """Addresses of this broker. They and `broker_id` are known once the broker starts."""
     divisions: BundleDivisions
     directory: BrokerDirectory
 
     find_heir: Callable[[Tenure, str], Heir | None] = staticmethod(lambda tenure, broker_id: None)
-    """The broker with this id, if it can be asked to open topics; else bundles are given up without a word to it."""
+    """Return the broker with this id if it can be asked to open topics; if None, bundles are released without notifying it."""
     on_heir_failed: Callable[[Heir, BaseException], None] = staticmethod(lambda heir, error: None)
 
     def __init__(
@@ -82,8 +85,8 @@ class BundleTenures:
         tasks: TaskOwner,
         liveness: BrokerLiveness | None = None,
     ) -> None:
-        """`choose_heir` names who is preferred for a bundle that is released to nobody in particular. Without `liveness` other
-        brokers are gone when their sessions have ended."""
+        """`choose_heir` names the preferred broker for a bundle that is released without a destination. Without `liveness` other
+        brokers count as gone only when their sessions have ended."""
         self._store = store
         self._states = states
         self._choose_heir = choose_heir
@@ -96,24 +99,24 @@ class BundleTenures:
         self._releasing: dict[Bundle, asyncio.Task[ServiceNotReadyError | None]] = {}
         self._connected = asyncio.Event()
         self.heirs: dict[Bundle, Heir] = {}
-        """Of bundles whose topics are moving away from here."""
+        """Next owners of the bundles whose topics are being handed over."""
         self.released = self.topics_moved = self.hand_overs_failed = 0
 
     def __repr__(self) -> str:
         return f"<BundleTenures of {self.broker_id}, {self._states!r}>"
 
     async def owner_of(self, bundle: Bundle) -> BundleOwner | None:
-        """By its record. Raises MetadataError."""
+        """Return the record of the bundle's owner, or None. Raises MetadataError."""
         found = await self._owners.get(bundle.noun)
         return None if found is None else found.record
 
     async def preferred_for(self, bundle: Bundle) -> str:
-        """Who is to have it by the word of its last owner; empty: nobody in particular. Raises MetadataError."""
+        """Return the id of the broker that the last owner named for the bundle, or "". Raises MetadataError."""
         history = await self._histories.get(bundle.noun)
         return "" if history is None else history.record.preferred
 
     def may_take(self, owner: BundleOwner) -> bool:
-        """Rules 3 to 6; of the last two `_take` makes sure."""
+        """Return whether the owner's record may be replaced (rules 3 to 6). `_take` confirms rules 5 and 6 in metadata."""
         return (
             self._states.is_own(owner)
             or owner.addresses == self.addresses
@@ -130,17 +133,17 @@ class BundleTenures:
         return self._liveness is not None and self._liveness.is_gone(owner.broker_id)
 
     async def wait_settled(self, tenure: Tenure) -> None:
-        """Until its acquisition, release or split has ended; how shows a look at the states."""
+        """Wait until the bundle's acquisition, release or split has ended; look at its state for the outcome."""
         if tenure.phase is Phase.SPLITTING:
             await self.divisions.wait_free(tenure.bundle.namespace)
             return
         under_way = self._releasing if tenure.phase is Phase.RELEASING else self._acquiring
         await asyncio.wait([under_way[tenure.bundle]])
 
-    # Acquiring, and following what was acquired
+    # Acquire bundles and watch their records
 
     def acquire_soon(self, bundle: Bundle) -> None:
-        """Of a bundle without a tenure. What stores raise reaches whoever looks next."""
+        """Begin to acquire a bundle that has no tenure. If the store fails, the next lookup finds the bundle without one."""
         tenure = self._states.begin_acquire(bundle)
         self._acquiring[bundle] = self._tasks.start(self._acquire(tenure), name=f"acquire {bundle}")
 
@@ -171,17 +174,17 @@ class BundleTenures:
         record = BundleOwner(broker_id=self.broker_id, incarnation=incarnation, epoch=epoch, addresses=dict(self.addresses))
         try:
             results = await self._store.multi([self._history_op(bundle, history, epoch), *self._owner_ops(bundle, owner, record)])
-        except (KeyExistsError, BadVersionError, NoSuchKeyError):  # somebody else was faster
+        except (KeyExistsError, BadVersionError, NoSuchKeyError):  # another broker was faster
             self._states.on_not_acquired(tenure)
             return
         self._on_acquired(tenure, epoch, results[0] if isinstance(results[0], int) else 0)
 
     async def _is_current(self, bundle: Bundle) -> bool:
-        """Whether the namespace has this bundle, as its record says now. Raises ServiceNotReadyError, NamespaceNotFoundError."""
+        """Return whether the namespace's record has this bundle now. Raises ServiceNotReadyError, NamespaceNotFoundError."""
         return is_in(bundle, await self.divisions.refresh(bundle.namespace))
 
     async def _is_free(self, owner: BundleOwner) -> bool:
-        """Whether the record may be replaced, by the owner's registration as it is now: a gone broker may have come back since.
+        """Return whether the record may be replaced. Reads the owner's current registration: a broker that was gone may be back.
         Raises MetadataError."""
         if not self.may_take(owner):
             return False
@@ -196,7 +199,7 @@ class BundleTenures:
         return self._liveness is not None and self._is_gone(owner) and not await self._liveness.has_come_back(owner.broker_id)
 
     def _history_op(self, bundle: Bundle, found: Found[BundleHistory] | None, epoch: int) -> Op:
-        record = BundleHistory(epoch=epoch)  # nobody is preferred any more: this is where the bundle was to go
+        record = BundleHistory(epoch=epoch)  # the preferred broker is cleared: the bundle has found its owner
         if found is None:
             return self._histories.create_op(bundle.noun, record)
         return self._histories.replace_op(bundle.noun, record, found.version)
@@ -211,7 +214,7 @@ class BundleTenures:
             self._follow_soon(tenure)
 
     def follow_parts(self, parts: Iterable[Tenure]) -> None:
-        """Follow the records of bundles that a split has made."""
+        """Watch the records of bundles that a split has created."""
         for tenure in parts:
             self._follow_soon(tenure)
 
@@ -220,7 +223,7 @@ class BundleTenures:
             self._tasks.start(self._follow(tenure), name=f"follow {tenure.bundle}")
 
     async def _follow(self, tenure: Tenure) -> None:
-        """Rule 2. Armed, then read: no change is missed."""
+        """Watch the record of an owned bundle (rule 2). The watch is set before the read, so that no change is missed."""
         key = self._owners.key_of(tenure.bundle.noun)
         while self._states.holds(tenure):
             try:
@@ -232,7 +235,7 @@ class BundleTenures:
                     raise
             except StoreClosedError:
                 return
-            except MetadataError:  # SUSPENDED: what is owned goes on
+            except MetadataError:  # SUSPENDED: owned bundles are still served
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_S):
                         await self._connected.wait()
@@ -245,8 +248,8 @@ class BundleTenures:
             return
 
     def on_connected(self) -> None:
-        """Metadata answers again: look now who owns what. Until then a client that comes back opens its topic here, although
-        another broker may have it."""
+        """Read the records again at once, because metadata answers again. Until then a client that reconnects opens its topic
+        here, although another broker may own it."""
         self._connected.set()
         self._connected.clear()
 
@@ -256,10 +259,10 @@ class BundleTenures:
             log.warning("bundle.lost", extra={"bundle": str(tenure.bundle), "broker": self.broker_id, "owner": owner})
             self.user.drop_unowned()
 
-    # Releasing
+    # Release bundles
 
     async def release(self, bundle: Bundle, *, to: str, reason: str) -> None:
-        """As `Ownership.release`. Not owned is success."""
+        """Release the bundle as described at `Ownership.release`. Succeeds if this broker does not own it."""
         await self._wait_split(bundle)
         if (tenure := self._states.begin_release(bundle)) is not None:
             task = self._tasks.start(self._release_outcome(tenure, to, reason), name=f"release {bundle}")
@@ -269,16 +272,16 @@ class BundleTenures:
 
     @property
     def given_away(self) -> int:
-        """Bundles that are free, and that their heirs have not taken yet, as far as this broker knows."""
+        """Number of released bundles that their next owners have not acquired yet, as far as this broker knows."""
         return sum(self._states.find(bundle) is None for bundle in self._releasing)
 
     async def _wait_split(self, bundle: Bundle) -> None:
-        """Until it is not being split. Its parts are other bundles: whoever releases it releases nothing then."""
+        """Wait until the bundle is not being split. Its parts are other bundles: to release it then does nothing."""
         while (tenure := self._states.find(bundle)) is not None and tenure.phase is Phase.SPLITTING:
             await self.wait_settled(tenure)
 
     def on_divided(self, namespace: NamespaceName, division: Division | None) -> None:
-        """The namespace is divided otherwise: give up the bundles that it no longer has. None: it is gone, and all of them go."""
+        """Release the bundles that the namespace no longer has after its division changed; all of them if it was deleted (None)."""
         reason = "its namespace is gone" if division is None else "it was split"
         for tenure in self._states.owned():
             if tenure.bundle.namespace == namespace and (division is None or not is_in(tenure.bundle, division)):
@@ -286,12 +289,12 @@ class BundleTenures:
                 self._tasks.start(work, name=f"release {tenure.bundle}")
 
     async def release_all(self) -> None:
-        """Those that are being acquired too. What cannot be released is logged, and ends with the session."""
+        """Release all bundles, including those being acquired. A failure is logged; that bundle is free when the session ends."""
         await asyncio.gather(*self._acquiring.values(), return_exceptions=True)
         await self.give_away("the broker stops")
 
     async def give_away(self, reason: str, until: Callable[[], bool] = lambda: False) -> bool:
-        """Release what is owned now, in turn, while not `until`. Return whether all of these releases succeeded."""
+        """Release the bundles that are owned now, until `until` returns true. Return whether all of these releases succeeded."""
         turns = asyncio.Semaphore(_RELEASED_AT_ONCE)
 
         async def release(bundle: Bundle) -> bool:
@@ -303,8 +306,8 @@ class BundleTenures:
         return all(await asyncio.gather(*(release(tenure.bundle) for tenure in list(self._states.owned()))))
 
     async def _release_quietly(self, bundle: Bundle, reason: str) -> bool:
-        """Release the bundle and return whether that succeeded. A defect must not keep other bundles from being released; the task
-        that it ended has logged it."""
+        """Release the bundle and return whether that succeeded. A defect must not keep other bundles from being released; the
+        failed task has logged it."""
         try:
             await self.release(bundle, to="", reason=reason)
         except CepheidError as error:
@@ -316,13 +319,13 @@ class BundleTenures:
         return False
 
     async def _release_outcome(self, tenure: Tenure, to: str, reason: str) -> ServiceNotReadyError | None:
-        """An error is a result here: it is no failed task."""
+        """Release the bundle and return the error, if any: as a result, because an exception would count as a failed task."""
         bundle = tenure.bundle
         try:
             return await self._release(tenure, to, reason)
         finally:
             self.heirs.pop(bundle, None)
-            self._states.on_kept(tenure)  # unless it was released, or lost
+            self._states.on_kept(tenure)  # does nothing if it was released or lost
             if self._releasing.get(bundle) is asyncio.current_task():
                 del self._releasing[bundle]
 
@@ -333,7 +336,7 @@ class BundleTenures:
         if heir is not None and await self._hand_over(tenure, heir, reason):
             preferred = heir.there.broker_id
         elif heir is not None and self.find_heir(tenure, heir.there.broker_id) is None:
-            preferred = ""  # it does not answer, although it may be the one that was asked for
+            preferred = ""  # it does not answer, even if it is the requested destination
         await self.user.unload_bundle(bundle, reason)
         preferred = preferred or self._choose_heir(bundle)
         history = BundleHistory(epoch=tenure.epoch, preferred=preferred)
@@ -360,7 +363,7 @@ class BundleTenures:
         return None
 
     async def _hand_over(self, tenure: Tenure, heir: Heir, reason: str) -> bool:
-        """Move the bundle's open topics. False: not all of them are there; the rest is still to be unloaded."""
+        """Hand over the bundle's open topics. Return False if some were not moved: they are still to be unloaded."""
         self.heirs[tenure.bundle] = heir
         try:
             return await self.user.hand_over(tenure.bundle, heir, reason)
@@ -378,7 +381,7 @@ class BundleTenures:
     async def _ask_to_take(self, heir: Heir) -> None:
         try:
             await heir.take()
-        except (CepheidError, TimeoutError) as error:  # it takes the bundle when a client asks for one of its topics
+        except (CepheidError, TimeoutError) as error:  # it acquires the bundle when a client asks for one of its topics
             self.on_heir_failed(heir, error)
             log.info("bundle.not_taken_yet", extra={"heir": heir.there.broker_id, "error": str(error) or "timeout"})
         except Exception as error:

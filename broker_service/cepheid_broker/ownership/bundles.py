@@ -1,4 +1,4 @@
-"""Bundles: ranges of a namespace's hash space. A topic is served by whoever owns the bundle that its name falls into.
+"""Bundles: ranges of a namespace's hash space. A topic is served by the owner of the bundle that the hash of its name is in.
 
 4 equal bundles → 0x00000000, 0x40000000, 0x80000000, 0xc0000000, 0xffffffff      the upper end belongs to the last one only
 the first split → 0x00000000, 0x20000000, 0x40000000, 0x80000000, 0xc0000000, 0xffffffff
@@ -18,7 +18,7 @@ from cepheid_wire import NamespaceName, TopicName
 
 _HASH_END = 0xFFFFFFFF
 MAX_BUNDLES = 128
-"""Of one namespace: Pulsar's limit for splits (docs/reference/behaviours.md §15)."""
+"""Maximum of bundles of one namespace: Pulsar's limit for splits (docs/reference/behaviours.md §15)."""
 
 Division = int | tuple[int, ...]
 """How a namespace is divided: the number of its equal ranges or, once a bundle was split, the first hash of each bundle."""
@@ -26,7 +26,7 @@ Division = int | tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """`first` and `last` include both ends."""
+    """The topics of a namespace whose hashes are from `first` to `last`, both inclusive."""
 
     namespace: NamespaceName
     first: int
@@ -37,20 +37,20 @@ class Bundle:
 
     @property
     def range(self) -> str:
-        """As the API and the records' keys write it: the upper end is that of the next bundle's start, but for the last one."""
+        """The range as written in the API and in keys: the upper end is the next bundle's start, except for the last bundle."""
         end = self.last if self.last == _HASH_END else self.last + 1
         return f"0x{self.first:08x}_0x{end:08x}"
 
     @property
     def noun(self) -> tuple[str, str, str]:
-        """Of its records."""
+        """Key parts of the bundle's records."""
         return self.namespace.tenant, self.namespace.local_name, self.range
 
     def holds(self, topic: TopicName) -> bool:
         return topic.namespace == self.namespace and self.first <= topic_hash(topic) <= self.last
 
     def parts(self, starts: Sequence[int]) -> list[Bundle]:
-        """Return what it becomes when it is split: `starts` are the first hashes of all parts but the first one, ascending."""
+        """Return the parts after a split; `starts` are the first hashes of all parts but the first one, ascending."""
         ends = [self.first, *starts, self.last + 1]
         return [Bundle(self.namespace, first, end - 1) for first, end in pairwise(ends)]
 
@@ -87,9 +87,10 @@ def is_in(bundle: Bundle, division: Division) -> bool:
 
 
 def preference(bundle: Bundle, brokers: Iterable[str], preferred: str = "") -> list[str]:
-    """Ids of brokers, best first: in this order all brokers choose alike, whatever order they know the ids in.
+    """Return the ids of brokers, best first. All brokers find the same order, whatever order they know the ids in.
 
-    Rendezvous: each broker's rank for a bundle hangs on these two alone, so a broker that comes or goes moves its own bundles only.
+    Rendezvous hashing: a broker's rank depends on its id and the bundle alone, so a broker that joins or leaves moves only its own
+    bundles.
     """
 
     def rank(broker_id: str) -> tuple[bool, bytes]:

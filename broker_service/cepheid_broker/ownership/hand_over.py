@@ -1,21 +1,21 @@
-"""Moving a bundle to another broker without a gap: its topics move first, a group at a time, and the bundle's record last.
+"""Hand a bundle over to another broker without a gap: its topics move first, a group at a time, and the bundle's record last.
 
-    giver: owns the bundle                                   heir: is to have it
+    giver: owns the bundle                                   heir: is the next owner
     prepare ───────────────────────────────────────────────► is the giver the owner? may this broker take bundles now?
     a group of topics is closed: publishes answered, cursors saved, ledgers ended
     open ──────────────────────────────────────────────────► opens them, and serves them ahead of its record
-    clients of the group are sent to the heir ◄────────────── those that are open
+    clients of the group are sent to the heir ◄────────────── returns the topics that are open
       … the next group …
     the owner's record is deleted, the heir preferred
-    take ──────────────────────────────────────────────────► makes its record
+    take ──────────────────────────────────────────────────► creates its record
 
 Rules
-1. The heir serves a topic ahead of its record when the owner has asked for it, which has closed that topic before. When one of the
-   two is wrong, fencing keeps what is stored, as always.
-2. Whatever fails or stalls: the giver closes what is left, and gives the bundle up the plain way. No step is waited for longer than
-   its limit, and none is repeated.
-3. What the heir serves ahead ends when it has heard nothing of the giver for `AHEAD_S`, unless it gets the bundle then; at once
-   when its session is lost; and within `OWNER_LOOK_S` when a third broker has taken the bundle, as after a crash of the giver.
+1. The heir serves a topic ahead of its record only at the owner's request, and the owner has closed the topic before. If one of
+   the two is wrong, fencing protects the stored messages, as always.
+2. After any failure or stall the giver closes the remaining topics and releases the bundle without a hand-over. No step takes
+   longer than its limit, and none is repeated.
+3. The heir stops serving topics ahead when it has heard nothing from the giver for `AHEAD_S`, unless it then acquires the bundle;
+   at once when its session is lost; and within `OWNER_LOOK_S` when a third broker owns the bundle, as after a crash of the giver.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ OPEN_LIMIT_S = 3.0
 TAKE_LIMIT_S = 3.0
 AHEAD_S = 10.0
 SILENCE_S = 30.0
-"""So long a broker that did not answer is not asked again."""
+"""How long a broker that did not answer is not asked again."""
 OWNER_LOOK_S = 1.0
 """How often an heir looks at the record of a bundle whose topics it serves ahead."""
 
@@ -50,7 +50,7 @@ Step = Literal["prepare", "open", "take"]
 
 
 class HandOverCall(BaseModel, frozen=True, extra="forbid"):
-    """What the owner of a bundle asks of the broker that is to have it. JSON in the body of `POST /cepheid/v1/handover`."""
+    """A request of a bundle's owner to the next owner. JSON in the body of `POST /cepheid/v1/handover`."""
 
     step: Step
     namespace: str
@@ -63,21 +63,21 @@ class HandOverCall(BaseModel, frozen=True, extra="forbid"):
 
     @property
     def bundle(self) -> Bundle:
-        """Raises InvalidNameError."""
+        """The bundle being handed over. Raises InvalidNameError."""
         return Bundle(NamespaceName.parse(self.namespace), self.first, self.last)
 
 
 class Heir:
-    """The broker that is to have one bundle, as the owner of the bundle speaks with it."""
+    """The next owner of one bundle, as the current owner calls it."""
 
     def __init__(
         self, there: There, bundle: Bundle, giver: str, epoch: int, peers: PeerCalls, *, until_s: float | None = None
     ) -> None:
-        """`until_s`: loop time from which nothing more is moved; None: no such time."""
+        """`until_s` is the event loop's time after which no more topics are moved, or None."""
         self.there = there
         self._until_s = until_s
         self.moved: dict[TopicName, None] = {}
-        """Topics that it serves by now."""
+        """Topics that the heir serves already."""
         self._bundle = bundle
         self._giver = giver
         self._epoch = epoch
@@ -91,16 +91,16 @@ class Heir:
         return self.there.addresses
 
     def check_time(self) -> None:
-        """Raises ServiceNotReadyError: the giver has no time to move more."""
+        """Raise ServiceNotReadyError if the giver has no time left to move topics."""
         if self._until_s is not None and asyncio.get_running_loop().time() >= self._until_s:
             raise ServiceNotReadyError(f"bundle {self._bundle}: the broker has to stop; what has not moved is closed")
 
     async def prepare(self) -> None:
-        """It is about to be asked to open topics. Raises BrokerError, TimeoutError."""
+        """Announce the hand-over to the heir. Raises BrokerError, TimeoutError."""
         await self._call("prepare", (), PREPARE_LIMIT_S)
 
     async def open(self, topics: Sequence[TopicName]) -> list[TopicName]:
-        """Those of the topics, closed here, that are open there when this returns. Raises BrokerError, TimeoutError."""
+        """Have the heir open topics that are closed here, and return those it opened. Raises BrokerError, TimeoutError."""
         answer = await self._call("open", topics, OPEN_LIMIT_S)
         opened = answer.get("opened") if isinstance(answer, dict) else None
         if not isinstance(opened, list):
@@ -114,7 +114,7 @@ class Heir:
         return found
 
     async def take(self) -> None:
-        """The bundle is free for it. Raises BrokerError, TimeoutError."""
+        """Ask the heir to acquire the released bundle. Raises BrokerError, TimeoutError."""
         await self._call("take", (), TAKE_LIMIT_S)
 
     async def _call(self, step: Step, topics: Iterable[TopicName], limit_s: float) -> Any:
@@ -133,7 +133,7 @@ class Heir:
 
 
 class SilentBrokers:
-    """Brokers that did not answer a moment ago: bundles are handed to others meanwhile."""
+    """Brokers that did not answer recently. Bundles are handed to others meanwhile."""
 
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
@@ -142,7 +142,7 @@ class SilentBrokers:
         return f"<SilentBrokers {', '.join(self._until) or 'none'}>"
 
     def note(self, broker_id: str, error: BaseException, now_s: float) -> None:
-        """A call to it failed. One that refuses is there."""
+        """Note that a call to the broker failed. A broker that refuses a call is not silent."""
         if isinstance(error, TimeoutError | PeerUnreachableError):
             self._until[broker_id] = now_s + SILENCE_S
 
@@ -162,7 +162,7 @@ class _Ahead:
 
 
 class TopicsAhead:
-    """What an heir serves before the bundle is its own. No I/O; times are those of the loop."""
+    """Topics that an heir serves before it owns their bundle. No I/O; times are those of the event loop."""
 
     def __init__(self) -> None:
         self._bundles: dict[Bundle, _Ahead] = {}
@@ -179,7 +179,7 @@ class TopicsAhead:
         return topic in self._topics
 
     def begin(self, bundle: Bundle, giver: str, epoch: int, now_s: float) -> bool:
-        """The owner of the bundle wants to hand it over to this broker. False: it has said so already."""
+        """Note that the bundle's owner begins to hand it over to this broker. Return False if the hand-over had begun already."""
         before = self._bundles.get(bundle)
         if before is not None and (before.giver, before.epoch) == (giver, epoch):
             before.until_s = now_s + AHEAD_S
@@ -189,7 +189,7 @@ class TopicsAhead:
         return before is None
 
     def renew(self, bundle: Bundle, giver: str, epoch: int, now_s: float) -> None:
-        """Raises ServiceNotReadyError: it is not what was begun, or has ended."""
+        """Extend a hand-over after a call of the giver. Raises ServiceNotReadyError if it was not begun like this, or has ended."""
         ahead = self._bundles.get(bundle)
         if ahead is None or (ahead.giver, ahead.epoch) != (giver, epoch):
             message = f"bundle {bundle} is not being handed over by broker {giver} in epoch {epoch}, as far as this broker knows"
@@ -201,13 +201,13 @@ class TopicsAhead:
             self._bundles[bundle].topics[topic] = self._topics[topic] = None
 
     def remove(self, bundle: Bundle, topic: TopicName) -> None:
-        """It could not be opened."""
+        """Stop serving a topic ahead, because it could not be opened."""
         if bundle in self._bundles:
             self._bundles[bundle].topics.pop(topic, None)
             self._topics.pop(topic, None)
 
     def ends_in(self, bundle: Bundle, now_s: float) -> float | None:
-        """Seconds until it has heard nothing for too long; None: it has ended."""
+        """Return the seconds until the hand-over ends for lack of calls, or None if it has ended."""
         ahead = self._bundles.get(bundle)
         return None if ahead is None else max(0.0, ahead.until_s - now_s)
 
@@ -217,7 +217,7 @@ class TopicsAhead:
         return None if ahead is None else (ahead.giver, ahead.epoch)
 
     def end(self, bundle: Bundle) -> None:
-        """It is this broker's own now, or will not be. Idempotent."""
+        """End the hand-over, whether or not this broker owns the bundle now. Idempotent."""
         if (ahead := self._bundles.pop(bundle, None)) is not None:
             for topic in ahead.topics:
                 self._topics.pop(topic, None)

@@ -20,7 +20,7 @@ from cepheid_metadata import IsolationPolicies, IsolationPolicy
 log = logging.getLogger(__name__)
 
 Addresses = Mapping[str, Mapping[str, str]]
-"""By broker id, its addresses by scheme."""
+"""Addresses by scheme, by broker id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class CompiledPolicy:
 
 
 def compile_policy(name: str, policy: IsolationPolicy) -> CompiledPolicy:
-    """Raises NotAllowedError for an expression that is not one of RE2."""
+    """Return the policy with its expressions compiled. Raises NotAllowedError for an expression that is not valid in RE2."""
     return CompiledPolicy(
         name,
         policy,
@@ -46,8 +46,10 @@ def compile_policy(name: str, policy: IsolationPolicy) -> CompiledPolicy:
 
 
 class IsolationRules:
+    """All isolation policies of a cluster, compiled."""
+
     def __init__(self, record: IsolationPolicies | None = None) -> None:
-        """Policies that cannot be compiled are logged and left out: they were checked when they were set."""
+        """Policies that cannot be compiled are logged and ignored: they were checked when they were set."""
         self._policies: list[CompiledPolicy] = []
         for name, policy in sorted((record.policies if record is not None else {}).items()):
             try:
@@ -71,7 +73,7 @@ class IsolationRules:
         return [policy for policy in self._policies if _matches(policy.primary, names)]
 
     def allowed(self, namespace: str, brokers: Addresses, loads: Mapping[str, float]) -> list[str]:
-        """Return the ids of those of the brokers that may serve the namespace, in the order given."""
+        """Return the ids of the brokers that may serve the namespace, in the given order."""
         if not self._policies:
             return list(brokers)
         names = {broker_id: names_of(broker_id, addresses) for broker_id, addresses in brokers.items()}
@@ -89,7 +91,7 @@ class IsolationRules:
         return [*primary, *secondary] or list(brokers)
 
     def allowed_at_most(self, namespace: str, brokers: Addresses) -> list[str]:
-        """Return the ids of those that may serve the namespace for some loads: secondary brokers too, if load decides on them."""
+        """Return the ids of the brokers that may serve the namespace under any load: secondary ones too if load decides."""
         return self.allowed(namespace, brokers, dict.fromkeys(brokers, inf))
 
 
@@ -97,7 +99,7 @@ NO_ISOLATION = IsolationRules()
 
 
 def names_of(broker_id: str, addresses: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the names by which a policy may match a broker: its id, the address of its admin API, and the host of that."""
+    """Return the names by which a policy may match a broker: its id, its admin API's address, and the host of that address."""
     address = addresses.get("http") or addresses.get("https") or ""
     host = address.rpartition(":")[0]
     return tuple(dict.fromkeys(name for name in (broker_id, address, host) if name))

@@ -1,15 +1,15 @@
-"""Whether the owner that a lookup would name is there at all; if not, the lookup waits for the next one.
+"""Check that the owner a lookup would name can be reached; if not, make the lookup wait for the next owner.
 
     There(owner) ──► is it heard? (broker_liveness.py) ──► yes ──► There
-                         │ not known: does it take connections? ──┘ asked every 0.2 s at most
-                         └── no ──► look again every 0.1 s, for all lookups of the bundle together
+                         │ unknown: does it take connections? ────┘ asked every 0.2 s at most
+                         └── no ──► look again every 0.1 s, once for all lookups of the bundle
 
-A broker that was killed owns its bundles until it is found gone, or its session ends. A client that is sent there meanwhile is
-refused, and waits twice as long before each further attempt: with a session of 6 s, producers were seen to come back after 12 to
-30 s. A lookup that waits is answered as soon as there is somebody to go to.
+A broker that was killed owns its bundles until it is found gone or its session ends. A client that is sent there meanwhile is
+refused, and doubles its pause before each further attempt: with a session of 6 s, producers were seen to reconnect after 12 to
+30 s. A waiting lookup is answered as soon as the bundle has an owner that can be reached.
 
-An owner whose session outlives the wait runs, and it is we who cannot reach it: clients may. Lookups do not wait for it again for a
-while, which grows with each wait in vain.
+If an owner's session outlives the wait, the owner runs and only this broker cannot reach it; clients may. Lookups then do not wait
+for it for some time, which doubles with each wait in vain.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.1
 BELIEVED_S = 0.15
-"""So long an owner that took a connection is believed to take more: when it is killed, its clients ask for the next one at once."""
+"""How long an owner that took a connection counts as reachable. Short, since its clients look it up at once when it is killed."""
 FIRST_REST_S, LONGEST_REST_S = 300.0, 6 * 3600.0
-"""So long an owner that only we cannot reach is not waited for again: doubled each time, until it is reached."""
+"""How long lookups do not wait for an owner that only this broker cannot reach: doubled each time, until it is reached."""
 CONNECT_LIMIT_S = 1.0
 
 Probe = Callable[[str], Awaitable[bool]]
-"""Whether somebody takes connections at host:port."""
+"""Return whether a process takes connections at host:port."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +45,10 @@ class _Rest:
 
 
 class OwnerReach:
-    """`patience_s`: the longest wait of a lookup, below what clients wait for its answer (30 s)."""
+    """Makes lookups wait for a reachable owner, for `patience_s` at most: less than clients wait for an answer (30 s)."""
 
     def __init__(self, patience_s: float, probe: Probe | None = None, *, sign_at: Callable[[There], Sign] | None = None) -> None:
-        """`sign_at` returns what other connections say of the process that a record names, by its id and its addresses."""
+        """`sign_at` returns what is known from other connections of the process with the id and addresses of a record."""
         self._sign_at = sign_at or (lambda _: Sign.UNKNOWN)
         self._patience_s = patience_s
         self._probe = probe or takes_connections
@@ -59,13 +59,13 @@ class OwnerReach:
         self.waiting = 0
         """Lookups that wait now."""
         self.waited = 0
-        """Lookups that had to wait, so far."""
+        """Lookups that had to wait since the broker started."""
 
     def __repr__(self) -> str:
         return f"<OwnerReach: {len(self._waits)} bundles wait for an owner>"
 
     async def reachable(self, bundle: Bundle, found: Location, look: Callable[[], Awaitable[Location]]) -> Location:
-        """`found`, or what `look` says once the owner answers or is another one. Raises what `look` raises."""
+        """Return `found`, or what `look` returns once the owner answers or has changed. Raises what `look` raises."""
         if not isinstance(found, There) or await self._answers(found):
             return found
         there = found
@@ -125,7 +125,7 @@ class OwnerReach:
 
 
 async def takes_connections(address: str) -> bool:
-    """A process that sleeps does, too: the kernel takes them for it."""
+    """Return whether a process takes connections at host:port. A paused process does too: the kernel accepts them for it."""
     host, _, port = address.rpartition(":")
     try:
         async with asyncio.timeout(CONNECT_LIMIT_S):

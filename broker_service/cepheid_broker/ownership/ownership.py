@@ -1,9 +1,9 @@
-"""Which broker serves a topic: what the rest of a broker asks, whoever decides.
+"""Which broker serves a topic: the interface that the rest of a broker uses.
 
     lookup ──► locate ──► Here | There(addresses)             open, change ──► require ──► NotOwnerError(There) unless it is here
 
-Ownership is for order and speed. That nothing is lost or doubled when two brokers think they own a topic rests on fencing
-(cepheid_managed_ledger/README.md): the one that opened it last wins, and the other one's appends fail.
+Ownership is for order and speed. When two brokers believe that they own a topic, fencing prevents loss and duplication
+(cepheid_managed_ledger/README.md): the broker that opened the topic last wins, and the other's appends fail.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from cepheid_broker.errors import BrokerError, NotAllowedError, ServiceNotReadyE
 from cepheid_broker.ownership.bundles import Bundle
 from cepheid_wire import PERSISTENT, NamespaceName, TopicName
 
-# With these words C++ clients keep the connection, and everything else on it, when a lookup has to wait (protocol.md §7.2).
+# An error with these words lets C++ clients keep the connection, and all else on it, when a lookup has to wait (protocol.md §7.2).
 KEEPS_CONNECTION = "Failed to acquire ownership of the topic for now"
 
 
 @dataclass(frozen=True, slots=True)
 class Here:
-    """This broker serves it."""
+    """The location of a topic or bundle that this broker serves."""
 
 
 @dataclass(frozen=True, slots=True)
 class There:
-    """`addresses` by scheme: {"pulsar": "host:port", "http": "host:port"}, and "pulsar+ssl" and "https" where those ports are open.
-    `chosen`: nobody owns it yet, and that broker is to take it when it is asked."""
+    """Another broker, and its addresses by scheme: {"pulsar": "host:port", "http": "host:port"}, with "pulsar+ssl" and "https" if
+    those ports are open. `chosen`: the bundle has no owner yet, and that broker should acquire it when a client asks."""
 
     broker_id: str
     addresses: Mapping[str, str] = field(hash=False)
@@ -37,11 +37,11 @@ class There:
 
     @property
     def client_address(self) -> str:
-        """Where clients connect to it, with or without TLS."""
+        """Address that clients connect to: without TLS where that is offered, else with TLS."""
         return self.addresses.get("pulsar") or self.addresses["pulsar+ssl"]
 
     def admin_url(self, *, over_tls: bool) -> str | None:
-        """Of its admin API, with TLS if asked for and possible; None: it has none."""
+        """Return the URL of the broker's admin API, with TLS if asked for and possible; None if it has no admin API."""
         for scheme in ("https", "http") if over_tls else ("http", "https"):
             if (address := self.addresses.get(scheme)) is not None:
                 return f"{scheme}://{address}"
@@ -53,30 +53,32 @@ Location = Here | There
 
 @dataclass(frozen=True, slots=True)
 class OwnershipFigures:
+    """Counts of brokers, bundles and lookups as one broker sees them. Totals are since it started."""
+
     brokers: int
     bundles_owned: int
     bundles_acquired: int
     bundles_lost: int
-    """Not released: to a session that ended, or to another broker."""
+    """Bundles lost without a release: their session ended, or another broker took them."""
     bundles_released: int
-    """Given up in good order."""
+    """Bundles released in good order."""
     topics_moved: int
-    """Handed over to other brokers open, with their clients."""
+    """Topics handed over to other brokers while open, with their clients."""
     hand_overs_failed: int
     sessions_lost: int
     lookups_waiting: int
-    """Now, for a bundle whose owner is dead, gives it up or is not registered yet."""
+    """Lookups that wait now because the bundle's owner is dead, is releasing it or is not registered yet."""
     lookups_waited: int
-    """Those that had to wait, so far."""
+    """Lookups that had to wait."""
     peers_heard: int
-    """Other brokers that answer this one's PINGs."""
+    """Other brokers that answer this one's PINGs now."""
     peers_challenged: int
     peers_gone: int
-    """Challenges that were not answered."""
+    """Challenges that other brokers did not answer."""
 
 
 class NotOwnerError(ServiceNotReadyError):
-    """Another broker serves it; clients look it up again."""
+    """Another broker serves the topic. Clients look it up again."""
 
     hint = "look the topic up again; admin calls are sent on to its owner"
 
@@ -86,19 +88,19 @@ class NotOwnerError(ServiceNotReadyError):
 
 
 class BundleSplitError(ServiceNotReadyError):
-    """The bundle was split: its topics are in other bundles of the namespace now."""
+    """The bundle was split, and its topics are now in other bundles of the namespace."""
 
     hint = "ask again: the topic is looked for in the bundle that has it now"
 
 
 class SplitRefusedError(BrokerError):
-    """The bundle cannot be split there, or not in this cluster yet."""
+    """The bundle cannot be split at that point, or not in this cluster yet."""
 
     hint = "`GET /admin/v2/namespaces/T/N/bundles` shows the bundles"
 
 
 class DestinationRefusedError(BrokerError):
-    """The broker that a bundle was to be handed to cannot have it. The bundle stays where it is."""
+    """The named broker cannot take the bundle. The bundle stays with its owner."""
 
     hint = "`cepheid brokers list` shows which brokers run and which are being drained"
 
@@ -108,114 +110,114 @@ def bundle_not_ready(bundle: Bundle, why: str) -> ServiceNotReadyError:
 
 
 def health_topic(broker: str) -> TopicName:
-    """What a broker publishes to when it is asked whether it is well: its own, and hidden from lists."""
+    """Return the topic that a broker publishes to in its health check. It belongs to that broker and is hidden from lists."""
     return TopicName(PERSISTENT, NamespaceName("pulsar", "system"), f"__health-{broker}")
 
 
 class BundleUser(Protocol):
-    """Whoever serves what is owned."""
+    """The part of a broker that serves the topics of its bundles."""
 
     def drop_unowned(self) -> None:
-        """Bundles were lost: what is open of them ends at once, nothing of it is acknowledged any more."""
+        """Drop the open topics of lost bundles at once. Nothing of them is acknowledged any more."""
 
     async def unload_bundle(self, bundle: Bundle, reason: str) -> None:
-        """In good order, and what is being opened too. What fails is logged: the records are opened anew elsewhere."""
+        """Close the bundle's topics in good order, including those being opened. Log failures: another broker opens them again."""
 
     async def hand_over(self, bundle: Bundle, heir: Any, reason: str) -> bool:
-        """Close the bundle's open topics, have the `Heir` open them, and send their clients there. False: some are not there; what
-        is left here is to be unloaded. Raises what `Heir` raises."""
+        """Close the bundle's open topics, have the `Heir` open them, and redirect their clients. Return False if some were not
+        moved: unload what is left here. Raises what `Heir` raises."""
 
     async def take_in(self, topics: Sequence[TopicName]) -> list[TopicName]:
         """Open topics that another broker has closed, and return those that are open."""
 
 
 class Ownership(Protocol):
-    """Of one broker."""
+    """The bundles of one broker, and the owners of all others."""
 
     user: BundleUser
     peers: Any
-    """`PeerCalls`, to hand bundles over with; None: they are given up without a word to the next owner."""
+    """`PeerCalls` for handing bundles over; None if bundles are released without notifying the next owner."""
 
     @property
     def is_shared(self) -> bool:
-        """There may be other brokers."""
+        """Whether the cluster may have other brokers."""
 
     @property
     def brokers(self) -> Mapping[str, Mapping[str, str]]:
-        """All that are registered: addresses by id. Empty where there is no registration."""
+        """Addresses of all registered brokers by id; empty if brokers do not register."""
 
     @property
     def leaving(self) -> Collection[str]:
-        """Ids of the registered brokers that take no bundles: they are being drained."""
+        """Ids of the registered brokers that take no bundles because they are draining."""
 
     @property
     def broker_id(self) -> str:
-        """Of this broker; empty where there is no registration."""
+        """Id of this broker; empty if brokers do not register."""
 
     def owns(self, topic: TopicName) -> bool:
-        """This broker serves it now. At once, and from what is known: for whoever is about to open it."""
+        """Return whether this broker serves the topic now, from what it knows and without I/O. Ask before opening a topic."""
 
     def keeps(self, topic: TopicName) -> bool:
-        """No other broker has it: it is served here, or on its way out. For what has to end before it goes."""
+        """Return whether no other broker has the topic yet: it is served here or being released. For work that ends with it."""
 
     async def locate(self, topic: TopicName, *, authoritative: bool = False) -> Location:
-        """Who serves it; what nobody owns is taken if it is this broker's to take, or `authoritative`: another broker chose this
-        one. Raises ServiceNotReadyError (ask again), NamespaceNotFoundError."""
+        """Return the broker that serves the topic. A bundle without an owner is acquired if this broker is the choice for it, or if
+        `authoritative`: another broker chose this one. Raises ServiceNotReadyError (ask again), NamespaceNotFoundError."""
 
     async def would_own(self, topics: Sequence[TopicName]) -> list[TopicName]:
-        """Those of these topics that this broker serves, or would be given if a client asked for them. Nothing is taken. Raises
+        """Return those topics that this broker serves, or would acquire if a client asked for them. Acquires nothing. Raises
         ServiceNotReadyError, NamespaceNotFoundError."""
 
     async def require(self, topic: TopicName) -> None:
-        """It is served here when this returns. Raises NotOwnerError and as `locate`."""
+        """Return once this broker serves the topic. Raises NotOwnerError, and what `locate` raises."""
 
     def owned_bundles(self) -> list[Bundle] | None:
-        """None: all that there are."""
+        """Return the bundles of this broker; None means all bundles of the cluster."""
 
     async def locate_bundle(self, bundle: Bundle, *, authoritative: bool = False) -> Location:
-        """As `locate`."""
+        """Return the broker that serves the bundle, as `locate` does for a topic."""
 
     async def owner_of(self, bundle: Bundle) -> Location | None:
-        """Who has it now; nothing is taken. None: nobody. Raises ServiceNotReadyError."""
+        """Return the current owner of the bundle, or None. Acquires nothing. Raises ServiceNotReadyError."""
 
     async def release(self, bundle: Bundle, *, to: str = "", reason: str = "its bundle is unloaded") -> None:
-        """Its topics are closed in good order, and it goes to the broker `to`; without one to another, if there is. It goes on when
-        the caller gives up. Raises ServiceNotReadyError, DestinationRefusedError: it is served on here."""
+        """Close the bundle's topics in good order and hand it to the broker `to`, or to any other. Continues if the caller is
+        cancelled. Raises ServiceNotReadyError, DestinationRefusedError: the bundle is still served here."""
 
     async def split(self, bundle: Bundle, starts: Sequence[int], *, reason: str = "an operator split it") -> list[Bundle]:
         """Cut a bundle of this broker at the hashes `starts`, while its topics stay open; return the parts. Raises
         SplitRefusedError, ServiceNotReadyError, NamespaceNotFoundError."""
 
     async def on_hand_over(self, call: Any) -> list[TopicName]:
-        """Another broker hands a bundle over to this one: `call` is a `HandOverCall`. Returns the topics that it asked for and that
-        are open here now. Raises ServiceNotReadyError: not now."""
+        """Carry out a step of another broker's hand-over to this one; `call` is a `HandOverCall`. Return the requested topics that
+        are now open here. Raises ServiceNotReadyError if this broker cannot take the bundle now."""
 
     @property
     def draining(self) -> bool:
-        """Bundles are given away, and none is taken."""
+        """Whether this broker gives its bundles away and takes none."""
 
     @property
     def bundles_held(self) -> int:
-        """How many it has, on their way out as well; 0 where there is nothing to own."""
+        """Number of bundles here, including those being released; 0 in a cluster of one broker."""
 
     def drain(self, *, force: bool = False) -> None:
-        """Begin to give all bundles away; `force`: although no other broker can take them. Raises NotAllowedError."""
+        """Begin to give all bundles away; with `force` even if no other broker can take them. Raises NotAllowedError."""
 
     def undrain(self) -> None:
-        """Take bundles again. What was given away stays where it is."""
+        """Take bundles again. Bundles that were given away stay with their new owners."""
 
     def statistics(self) -> OwnershipFigures | None:
-        """None where there is nothing to own."""
+        """Return counts of bundles and lookups; None in a cluster of one broker."""
 
     async def release_all(self, limit_s: float = 0.0) -> None:
-        """The broker stops: nothing is taken any more, and what is owned is handed over, within `limit_s`. What is left then is
-        closed in good order, and goes to whoever is asked for it next."""
+        """Stop taking bundles, and hand over those owned within `limit_s`, because the broker stops. Close the rest in good order:
+        the next broker that a client asks takes them."""
 
     async def aclose(self) -> None: ...
 
 
 class SoleOwnership:
-    """There is one broker."""
+    """`Ownership` in a cluster of one broker, which serves every topic."""
 
     is_shared = False
     broker_id = ""

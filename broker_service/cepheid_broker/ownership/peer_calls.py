@@ -1,9 +1,9 @@
-"""Calls of another broker's admin API: for work on topics that it serves.
+"""Call another broker's admin API, for work on topics that it serves.
 
-    call ──► connect ──► request ──► answer ──► 307? the same at the place it names ──► JSON, or RemoteRefusedError
+    call ──► connect ──► request ──► answer ──► 307? repeat at the address it names ──► JSON, or RemoteRefusedError
 
-A connection for each call: they are rare (administration), and brokers come and go. Every call has a timeout, answers have a bound.
-A call that is made for a client names its role, for the audit log of the other broker.
+Each call opens a connection: calls are rare (administration), and brokers start and stop. Calls have a timeout, answers a bound.
+A call on behalf of a client names the client's role, for the audit log of the other broker.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cepheid_broker.ownership.ownership import There
 from cepheid_wire import TopicName
 
 ACTING_FOR: ContextVar[str] = ContextVar("acting_for", default="")
-"""Role of the client whose request is being served, "" without one. Tasks that work on the request have it too."""
+"""Role of the client whose request is being served, or "". Tasks that work on the request inherit it."""
 ACTING_FOR_HEADER = b"x-cepheid-acting-for"
 """Header with that role, percent-encoded. Only other brokers may send it."""
 
@@ -33,13 +33,13 @@ _READ_BYTES = 1 << 16
 
 
 def token_from(path: str | None) -> Callable[[], str]:
-    """Return what reads this broker's token, anew at each call, since one that expires is replaced in its file; "" without a file.
-    The function raises OSError."""
+    """Return a function that reads this broker's token, or "" without a file. It reads the file at each call, since an expiring
+    token is replaced there. The function raises OSError."""
     return lambda: "" if path is None else Path(path).read_text(encoding="ascii").strip()
 
 
 class RemoteRefusedError(BrokerError):
-    """The broker that serves the topic says no. `status` is its HTTP status, the text has its reason."""
+    """The broker that serves the topic refuses the call. `status` is its HTTP status; the message has its reason."""
 
     hint = "the reason is the other broker's; its log has more"
 
@@ -53,14 +53,14 @@ class PeerUnreachableError(ServiceNotReadyError):
 
 
 class PeerSilentError(PeerUnreachableError):
-    """The call was made and not answered: whether the other broker does what it asks for is not known."""
+    """The call was sent and not answered: whether the other broker carried it out is unknown."""
 
 
 class PeerCalls:
-    """The calls that one broker makes.
+    """Calls of one broker to others.
 
-    `tls` gives the context of the next call; None: other brokers are reached without TLS. `token` gives what this broker shows to
-    them, "" for nothing.
+    `tls` returns the context of the next call; None: other brokers are called without TLS. `token` returns the token that this
+    broker authenticates with, or "".
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class PeerCalls:
         return f"<PeerCalls {self.made} made, {self.failed} failed>"
 
     async def call(self, there: There, method: str, target: str, body: bytes = b"") -> Any:
-        """The answer's JSON, None when it has none. Raises RemoteRefusedError, PeerUnreachableError, PeerSilentError."""
+        """Return the answer's JSON, or None if it is empty. Raises RemoteRefusedError, PeerUnreachableError, PeerSilentError."""
         address = there.admin_url(over_tls=self._tls is not None) or ""
         self.made += 1
         try:
@@ -94,19 +94,19 @@ class PeerCalls:
         raise RemoteRefusedError(message, status=status, broker=there.broker_id)
 
     async def _follow(self, url: str, method: str, target: str, body: bytes) -> tuple[int, bytes]:
-        """Status and content, where redirects lead to. Raises as `_ask`."""
+        """Follow redirects and return the last status and content. Raises what `_ask` raises."""
         for _ in range(_MAX_REDIRECTS):
             status, location, content = await self._ask(url, method, target, body)
             if status != HTTPStatus.TEMPORARY_REDIRECT:
                 return status, content
-            parts = urlsplit(location)  # its bundle has just moved
+            parts = urlsplit(location)  # the bundle has just moved
             if url.startswith("https:") and parts.scheme != "https":
                 raise OSError(f"{url} sends this call to {parts.netloc} without TLS")
             url, target = f"{parts.scheme}://{parts.netloc}", f"{parts.path}?{parts.query}" if parts.query else parts.path
         raise OSError(f"{_MAX_REDIRECTS} redirects, the last one to {url}: brokers do not agree yet who serves it")
 
     async def _ask(self, url: str, method: str, target: str, body: bytes) -> tuple[int, str, bytes]:
-        """Status, `Location`, content. Raises OSError, EOFError, ValueError."""
+        """Send one request and return status, `Location` and content. Raises OSError, EOFError, ValueError."""
         scheme, _, address = url.partition("://")
         host, _, port = address.rpartition(":")
         if not host or not port.isdecimal():
@@ -140,14 +140,14 @@ class PeerCalls:
 
 
 def topic_path(topic: TopicName) -> str:
-    """Of the admin API."""
+    """Return the path of the topic in the admin API."""
     namespace = topic.namespace
     names = (quote(name, safe="") for name in (namespace.tenant, namespace.local_name, topic.local_name))
     return f"/admin/v2/{topic.domain}/{'/'.join(names)}"
 
 
 class _Answer:
-    """What the parser finds. Its methods are named by httptools."""
+    """The answer as parsed so far. httptools calls the methods by these names."""
 
     def __init__(self) -> None:
         self.content = bytearray()

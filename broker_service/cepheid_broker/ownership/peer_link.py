@@ -1,8 +1,8 @@
-"""A connection to another broker's protocol port, held open to hear that it lives.
+"""A connection to another broker's protocol port, held open to know that the broker is alive.
 
     CONNECT ──► CONNECTED ──► PING every 0.5 s ──► PONG …
 
-It is a client as any other: it shows this broker's token or certificate where brokers have one (protocol.md §2, §4).
+It authenticates like any client, with this broker's token or certificate if there is one (protocol.md §2, §4).
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ _PROTOCOL_VERSION = 21
 
 
 class LinkRefusedError(Exception):
-    """The other broker lives, and does not take this one's credentials."""
+    """The other broker is alive and refuses this one's credentials."""
 
 
 class PeerLinks:
-    """`tls` gives the context of the next connection; None: plain ports are used. `token`: what this broker shows, or ""."""
+    """Connections to other brokers. `tls` returns the context of the next one; None: plain ports are used. `token` returns this
+    broker's token, or ""."""
 
     def __init__(
         self,
@@ -52,7 +53,8 @@ class PeerLinks:
         return f"<PeerLinks {'with' if self._tls else 'without'} TLS>"
 
     async def hold(self, addresses: Mapping[str, str], on_heard: Callable[[], None]) -> None:
-        """Implements `Link` of broker_liveness.py. Raises LinkRefusedError, OSError, TimeoutError, EOFError, WireError."""
+        """Hold a connection, as described at `broker_liveness.Link`. Raises LinkRefusedError, OSError, TimeoutError, EOFError,
+        WireError."""
         over_tls = self._tls is not None and "pulsar+ssl" in addresses
         address = addresses["pulsar+ssl"] if over_tls else addresses.get("pulsar", "")
         host, _, port = address.rpartition(":")
@@ -72,7 +74,7 @@ class PeerLinks:
                         writer.write(PONG_FRAME)
                     elif frame.type == CommandType.ERROR:
                         raise LinkRefusedError(parse_command(frame.command).error.message)
-                on_heard()  # not of one that refuses us: such a link is never a proof, and is tried less and less often
+                on_heard()  # not reached if the broker refuses us: such a link proves nothing and is tried less and less often
             raise EOFError("the other broker closed the connection")
         finally:
             if pings is not None:

@@ -1,14 +1,14 @@
-"""Which broker is to have a bundle that no broker has: by the last known loads, and by a hash where loads are not known.
+"""Which broker should acquire a bundle without an owner: by the last known loads, or by a hash if loads are unknown.
 
     registered brokers ──► those that isolation policies allow ──► ordered: named by the last owner, then by room and hash
 
 Rules
-1. Without loads, or with old ones, the order depends on the bundle and the ids of brokers alone: all brokers choose alike.
-2. With loads a broker is chosen in proportion to the room that it has. So the bundles of a broker that died are spread at once over
+1. Without loads, or with old ones, the order depends only on the bundle and the ids of brokers: all brokers choose alike.
+2. With loads, a broker is chosen in proportion to its free capacity. So the bundles of a broker that died are spread at once over
    all others, the least loaded of them get most, and small differences of the loads change few choices.
-3. A broker of which no load is known counts with the mean of the known ones: it is of an earlier release, or does not answer. One
-   that registered less than `NEW_S` ago counts as having none, or after the loads were told.
-4. A broker that is not steady comes last: each of its ends stops the clients of what it has.
+3. A broker of unknown load (of an earlier release, or not answering) counts with the mean of the known loads. A broker that
+   registered less than `NEW_S` ago, or after the loads were published, counts as having no load.
+4. A broker that is not steady is ordered last: each time it ends, the clients of its topics are interrupted.
 5. The choice is advice: the owner's record decides. Two brokers that choose differently cost a redirect.
 """
 
@@ -22,22 +22,22 @@ from cepheid_broker.ownership.bundles import Bundle, preference
 from cepheid_broker.ownership.isolation import NO_ISOLATION, Addresses, IsolationRules
 
 LOADS_VALID_S = 30.0
-"""The leader tells loads every few seconds. When it is gone they soon say nothing."""
+"""How long published loads are used. The leader publishes them every few seconds; without it they are soon out of date."""
 NEW_S = 15.0
-"""After that the leader had time for three rounds."""
+"""How long a broker counts as new: the leader has time for three rounds."""
 _IDLE_LOAD = 0.1
-"""Below it differences do not matter."""
+"""Load below which differences do not matter."""
 _ROOM_ABOVE_HIGHEST = 1.25
 
 
 class Placement:
-    """What one broker knows for choosing. Loads and policies are replaced as a whole by their followers."""
+    """What one broker knows for choosing owners. Loads and policies are replaced as a whole when they change."""
 
     def __init__(self) -> None:
         self.isolation: IsolationRules = NO_ISOLATION
         self._loads: Mapping[str, float] = {}
         self._unsteady: Collection[str] = ()
-        self._registered: Mapping[str, float] | None = None  # since when, by id, as far as it was told
+        self._registered: Mapping[str, float] | None = None  # since when, by id, as far as known
         self._loads_until_s = float("-inf")
 
     def __repr__(self) -> str:
@@ -46,14 +46,14 @@ class Placement:
     def set_loads(
         self, loads: Mapping[str, float], now_s: float, *, registered: Iterable[str], unsteady: Collection[str] = ()
     ) -> None:
-        """Take the loads of brokers by id, and which are not steady, as the leader tells them; `registered` are those that run."""
+        """Set the loads of brokers by id and which are unsteady, as published by the leader; `registered` are those that run."""
         self._loads, self._unsteady, self._loads_until_s = dict(loads), tuple(unsteady), now_s + LOADS_VALID_S
-        first_s = float("-inf") if self._registered is None else now_s  # those of the first call may have run for long
+        first_s = float("-inf") if self._registered is None else now_s  # brokers of the first call may have run for long
         before = self._registered or {}
         self._registered = {name: before.get(name, first_s) for name in registered}
 
     def loads(self, now_s: float) -> Mapping[str, float]:
-        """Return the loads by id; empty: they are not known."""
+        """Return the loads by id; empty if they are unknown or too old."""
         return self._loads if now_s < self._loads_until_s else {}
 
     def allows(self, bundle: Bundle, broker_id: str, brokers: Addresses, *, now_s: float) -> bool:
@@ -61,7 +61,7 @@ class Placement:
         return broker_id in self.isolation.allowed(str(bundle.namespace), brokers, self.loads(now_s))
 
     def order(self, bundle: Bundle, brokers: Addresses, preferred: str = "", *, now_s: float) -> list[str]:
-        """Return ids of brokers, best first. Empty: no broker may have it."""
+        """Return the ids of the brokers that may own the bundle, best first."""
         loads = self.loads(now_s)
         allowed = self.isolation.allowed(str(bundle.namespace), brokers, loads)
         if not loads:
@@ -74,14 +74,14 @@ class Placement:
 def by_room(
     bundle: Bundle, brokers: Iterable[str], loads: Mapping[str, float], preferred: str = "", *, unsteady: Collection[str] = ()
 ) -> list[str]:
-    """Return ids of brokers, best first: weighted rendezvous hashing, the weight of a broker is the room that it has (rule 2)."""
+    """Return the ids of brokers, best first, by rendezvous hashing weighted with each broker's free capacity (rule 2)."""
     unknown = sum(loads.values()) / max(1, len(loads))  # rule 3
     known = {broker_id: loads.get(broker_id, unknown) for broker_id in brokers}
     full = _ROOM_ABOVE_HIGHEST * max([_IDLE_LOAD, *known.values()])
 
     def rank(broker_id: str) -> tuple[bool, bool, float]:
         digest = blake2b(f"{bundle} {broker_id}".encode(), digest_size=8).digest()
-        chance = 1.0 - (int.from_bytes(digest) + 1) / (2**64 + 2)  # in (0, 1); of equal loads the order is that of `preference`
+        chance = 1.0 - (int.from_bytes(digest) + 1) / (2**64 + 2)  # in (0, 1); with equal loads the order is that of `preference`
         room = full - known[broker_id]
         return broker_id != preferred, broker_id in unsteady, -math.log(chance) / room
 
