@@ -38,13 +38,16 @@ POLL_S = 0.1
 KEEP = bool(os.environ.get("CEPHEID_CHAOS_KEEP"))
 TOPICS_TRIED = 20
 
+BALANCE = {"enabled": False}
+"""A bundle that moves by load ends consumers' connections, and the judge of what they received is not told of that."""
 SETTINGS: dict[str, dict[str, Any]] = {
     "broker": {
+        "balance": BALANCE,
         "ledger": {
             "add_timeout_s": ADD_TIMEOUT_S,
             "read_timeout_s": 1.0,
             "recovery_timeout_s": 2.0,
-        }
+        },
     },
 }
 

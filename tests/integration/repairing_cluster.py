@@ -12,11 +12,11 @@ from typing import Any
 from typer.testing import CliRunner
 
 from cepheid_cli.app import app
-from tests.integration.chaos_cluster import ChaosCluster, own_cluster
+from tests.integration.chaos_cluster import BALANCE, ChaosCluster, own_cluster
 
 GRACE_S = 3.0
 SETTINGS: dict[str, dict[str, Any]] = {
-    "broker": {"managed_ledger": {"ledger_max_entries": 500, "ledger_min_age_s": 1.0}},  # many closed ledgers
+    "broker": {"managed_ledger": {"ledger_max_entries": 500, "ledger_min_age_s": 1.0}, "balance": BALANCE},  # many closed ledgers
     "bookie": {
         "recovery": {
             "grace_s": GRACE_S,

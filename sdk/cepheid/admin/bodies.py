@@ -60,7 +60,7 @@ class FailoverPolicy(TypedDict, total=False):
 
 
 class HandOverCall(TypedDict, total=False):
-    """What the owner of a bundle asks of the broker that is to have it. JSON in the body of `POST /cepheid/v1/handover`."""
+    """A request of a bundle's owner to the next owner. JSON in the body of `POST /cepheid/v1/handover`."""
 
     step: Required[Literal["prepare", "open", "take"]]
     namespace: Required[str]
