@@ -15,8 +15,8 @@ Rule 4: a batch never makes its segment longer: what a file grew by may read as 
 Rule 5: a log mark is durable before the first batch of a bookie's life. It points to the start of the first segment. Without it, a
 start that finds no journal cannot tell whether one was lost.
 Rule 6: a spare segment is one that the log mark has passed. Syncs into it need not write the file system's metadata, as all its
-blocks were written before, except for an unused end. It is full of old batches, so zeros are written ahead of the end: each batch is
-written where zeros were synced, and so was the block after it. A crash leaves at the end of the journal what it leaves in a
+blocks were written before, except for an unused end. It is full of old batches, so zeros are written ahead of the end: each batch
+is written where zeros were synced, and so was the block after it. A crash leaves at the end of the journal what it leaves in a
 preallocated segment (`journal_tail.py`), and old batches lie beyond. They have another segment id, another nonce, and lower
 sequences.
 Rule 7: spare segments do not outlive the process. A start deletes them, and what a roll left that was cut by a crash.
