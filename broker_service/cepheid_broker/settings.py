@@ -211,8 +211,8 @@ class TieredSettings(BaseModel, frozen=True, extra="forbid"):
     )
     read_cache_bytes: PositiveInt = Field(
         16 * MIB,
-        description="Memory for entries that were fetched from objects, of all topics: those that no consumer has read yet and, in up "
-        "to half of it, those read last. What is read ahead of consumers is in `managed_ledger.catch_up_bytes`.",
+        description="Memory for entries that were fetched from objects, of all topics: those that no consumer has read yet and, in "
+        "up to half of it, those read last. What is read ahead of consumers is in `managed_ledger.catch_up_bytes`.",
     )
 
     @field_validator("url")
