@@ -89,6 +89,8 @@ class RevokedCertificates:
                 self._read()
             except SecurityConfigurationError as error:
                 log.warning("tls.crl_not_reloaded", extra={"error": str(error), "hint": "the earlier lists stay in force"})
+            except Exception:  # callers look again and again: one file must not end that, whatever it contains
+                log.exception("tls.crl_not_reloaded", extra={"hint": "the earlier lists stay in force"})
             else:
                 self.version += 1
                 count = sum(len(each.serials) for each in self.lists)
@@ -157,7 +159,7 @@ class RevokedCertificates:
                         f"the revocation list of {name} in {path} does not have the signature of that CA in {self._ca_file}",
                         path=str(path),
                     )
-                listed = frozenset(each.serial_number for each in parsed if not _is_removal(each))
+                listed = _serials_of(parsed, path)
                 lists.append(RevocationList(name, parsed.next_update_utc, listed))
                 serials[issuer] = serials.get(issuer, frozenset()) | listed
         self.lists, self._serials = tuple(lists), serials
@@ -251,6 +253,14 @@ def _is_signed_with(parsed: Any, key: Any) -> bool:
         return bool(parsed.is_signature_valid(key))
     except (TypeError, ValueError):  # a key of another kind
         return False
+
+
+def _serials_of(parsed: Any, path: Path) -> frozenset[int]:
+    """Return the serial numbers that a list revokes. Raises SecurityConfigurationError."""
+    try:
+        return frozenset(each.serial_number for each in parsed if not _is_removal(each))
+    except (TypeError, ValueError) as error:  # extensions of entries are parsed when they are asked for
+        raise SecurityConfigurationError(f"{path} has a revocation list that cannot be read: {error}", path=str(path)) from None
 
 
 def _is_removal(entry: Any) -> bool:

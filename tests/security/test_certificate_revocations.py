@@ -14,7 +14,9 @@ from pathlib import Path
 
 import pytest
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from cepheid_bookie.access import OPEN_ACCESS
 from cepheid_bookie.secured_ports import secured_ports
@@ -173,6 +175,48 @@ def test_a_file_that_cannot_be_used_leaves_the_earlier_list_in_force(directory: 
     for missing in ("none", "leaver.pem"):
         with pytest.raises(SecurityConfigurationError, match=r"cannot be read|has no revocation list"):
             lists(directory, directory / missing)
+
+
+def signed_list(directory: Path, *entries: tuple[int, x509.ExtensionType | None], number: int | None = None) -> bytes:
+    """Return a list in PEM that the CA in `directory` signed, of serial numbers with an extension each."""
+    ca = x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes())
+    key = load_pem_private_key((directory / "ca-key.pem").read_bytes(), None)
+    builder = x509.CertificateRevocationListBuilder().issuer_name(ca.subject).last_update(NOW)
+    builder = builder.next_update(NOW + datetime.timedelta(days=9))
+    if number is not None:
+        builder = builder.add_extension(x509.CRLNumber(number), critical=False)
+    for serial, extension in entries:
+        entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(NOW)
+        if extension is not None:
+            entry = entry.add_extension(extension, critical=False)
+        builder = builder.add_revoked_certificate(entry.build())
+    assert isinstance(key, ec.EllipticCurvePrivateKey)
+    return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
+
+
+UNKNOWN_REASON = x509.UnrecognizedExtension(x509.ObjectIdentifier("2.5.29.21"), b"\x0a\x01\x07")
+
+
+def test_a_list_with_an_unknown_reason_is_unusable(directory: Path) -> None:
+    revoked = lists(directory)
+    (directory / "crl.pem").write_bytes(signed_list(directory, (5, UNKNOWN_REASON)))
+    revoked.reload_if_changed()
+    assert is_revoked(revoked, directory, "leaver")
+    with pytest.raises(SecurityConfigurationError, match=r"crl.pem has a revocation list that cannot be read"):
+        lists(directory)
+
+
+def test_an_unforeseen_failure_leaves_the_lists_in_force(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who look for new lists do not end by it: the follower of a broker, the timers of a bookie's streams."""
+
+    def fail(_path: Path, _data: bytes) -> None:
+        raise RuntimeError("a defect")
+
+    revoked = lists(directory)
+    Authority(directory, NOW).revoke("client")
+    monkeypatch.setattr("cepheid_security.certificate_revocations.parse_lists", fail)
+    revoked.reload_if_changed()
+    assert [is_revoked(revoked, directory, name) for name in ("leaver", "client")] == [True, False]
 
 
 def test_the_bookies_of_a_standalone_process_have_the_lists_of_its_broker(directory: Path) -> None:
