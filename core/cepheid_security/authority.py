@@ -189,8 +189,7 @@ class Authority:
         others = [each for each in self._trusted if each not in signers]
         written += [each for each in before if any(_is_list_of(each, other) for other in others)]
         path = self._directory / REVOCATION_FILE
-        replace_private(path, b"".join(each.public_bytes(Encoding.PEM) for each in written))
-        path.chmod(0o644)
+        _replace(path, b"".join(each.public_bytes(Encoding.PEM) for each in written), 0o644)
 
     def _sign_with_next(self) -> list[str]:
         """Make the next CA the one that signs, and issue all certificates again. Returns their names."""
@@ -234,8 +233,7 @@ class Authority:
 
     def _write_trusted(self, *certificates: Any) -> None:
         path = self._directory / "ca.pem"
-        replace_private(path, b"".join(map(_pem_of, certificates)))
-        path.chmod(0o644)
+        _replace(path, b"".join(map(_pem_of, certificates)), 0o644)
         self._trusted = list(certificates)
 
     def issue(self, name: str, *, hosts: Sequence[str] = (), for_servers: bool) -> None:
@@ -256,9 +254,7 @@ class Authority:
             for_servers=for_servers,
         )
         replace_private(self._directory / f"{name}-key.pem", _pem_of_key(key))
-        certificate_file = self._directory / f"{name}.pem"
-        replace_private(certificate_file, _pem_of(certificate))
-        certificate_file.chmod(0o644)
+        _replace(self._directory / f"{name}.pem", _pem_of(certificate), 0o644)
 
     def ensure(self, name: str, *, hosts: Sequence[str] = (), for_servers: bool) -> str | None:
         """Issue `NAME.pem` when it is missing, expires soon, or lacks one of `hosts`. Return what was done, or None.
@@ -370,12 +366,18 @@ def write_private(path: Path, data: bytes) -> None:
 
 def replace_private(path: Path, data: bytes) -> None:
     """Write a file that its owner alone may read, in the place of an earlier one. It is there whole or not at all."""
+    _replace(path, data, 0o600)
+
+
+def _replace(path: Path, data: bytes, mode: int) -> None:
+    """Write a file in the place of an earlier one. Its readers never see it without its mode."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
+            os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:

@@ -33,7 +33,8 @@ log = logging.getLogger(__name__)
 LOOK_S = 10.0
 """Time between two looks for new files."""
 REVOKED = "the certificate was revoked by its CA"
-_PEM = re.compile(rb"-----BEGIN X509 CRL-----.+?-----END X509 CRL-----", re.DOTALL)
+_BEGIN, _END = b"-----BEGIN X509 CRL-----", b"-----END X509 CRL-----"
+_PEM = re.compile(_BEGIN + rb".+?" + _END, re.DOTALL)
 
 CertificateId = tuple[bytes, int]
 """Name of the issuer (DER) and serial number."""
@@ -130,7 +131,7 @@ class RevokedCertificates:
         try:
             for path in (*self._files(), Path(self._ca_file)):
                 stat = path.stat()
-                found.append((str(path), stat.st_mtime_ns, stat.st_ino))
+                found.append((str(path), stat.st_ctime_ns, stat.st_ino))  # ctime: chmod changes it as well
         except OSError:  # reading names the file
             found.append(("", 0, 0))
         return tuple(found)
@@ -229,6 +230,10 @@ def parse_lists(path: Path, data: bytes) -> list[Any]:
         ) from None
     try:
         pems = _PEM.findall(data)
+        last_line = data.rstrip().rpartition(b"\n")[2]
+        cut_off = last_line.startswith(b"-----B") and _BEGIN.startswith(last_line)
+        if cut_off or not data.count(_BEGIN) == data.count(_END) == len(pems):
+            raise SecurityConfigurationError(f"{path} has a revocation list that is cut off: copy the file again", path=str(path))
         if not pems and not data.startswith(b"0"):  # DER begins with the tag of a sequence
             raise SecurityConfigurationError(f"{path} has no revocation list (-----BEGIN X509 CRL-----)", path=str(path))
         return [x509.load_pem_x509_crl(each) for each in pems] or [x509.load_der_x509_crl(data)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import errno
 import logging
 import os
 import socket
@@ -204,6 +205,42 @@ def test_a_list_with_an_unknown_reason_is_unusable(directory: Path) -> None:
     assert is_revoked(revoked, directory, "leaver")
     with pytest.raises(SecurityConfigurationError, match=r"crl.pem has a revocation list that cannot be read"):
         lists(directory)
+
+
+def test_a_list_that_is_cut_off_makes_its_file_unusable(directory: Path) -> None:
+    data = (directory / "crl.pem").read_bytes()
+    for cut in (data[:-10], data[: len(data) // 2], data[:20]):
+        (directory / "two.pem").write_bytes(data + cut)
+        with pytest.raises(SecurityConfigurationError, match=r"two\.pem has a revocation list that is cut off"):
+            lists(directory, directory / "two.pem")
+
+
+def test_a_file_that_becomes_readable_is_read(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    revoked = lists(directory)
+    Authority(directory, NOW).revoke("client")
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refuse_reading)
+        revoked.reload_if_changed()
+    (directory / "crl.pem").chmod(0o640)
+    revoked.reload_if_changed()
+    assert is_revoked(revoked, directory, "client")
+
+
+def refuse_reading(path: Path) -> bytes:
+    raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+
+def test_a_new_list_is_readable_before_it_replaces_the_old_one(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[int] = []
+    replace = os.replace
+
+    def note(source: Path, target: Path) -> None:
+        modes.append(source.stat().st_mode & 0o777)
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", note)
+    Authority(directory, NOW).revoke("client")
+    assert modes == [0o644]
 
 
 def test_an_unforeseen_failure_leaves_the_lists_in_force(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
