@@ -392,8 +392,11 @@ class BookieServer:
             await self._send_answers(request, context)
 
     async def _send_answers(self, request: ReadRequest, context: Context) -> None:
+        certificate = peer_certificate(context.auth_context())
         async with aclosing(self._bookie.read(request)) as answers:
             async for answer in answers:
+                if certificate is not None and (reason := self._why_invalid(certificate)) is not None:
+                    await self._refuse_certificate(context, READ, reason)
                 for piece in (answer,) if request.scan else split_answer(answer, _PIECE_BYTES):
                     if not request.scan:  # scans have had their turn (scans.py)
                         await self._read_turns.wait()
