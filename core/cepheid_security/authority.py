@@ -166,6 +166,8 @@ class Authority:
         from cryptography.hazmat.primitives.serialization import Encoding
 
         before = self._revocation_lists()
+        # Processes refuse a lower number than that of the list in force. The clock may have been set back.
+        last_number = max(map(_number_of, before), default=0)
         signing = [(self._certificate, self._key)]
         if (following := self._next_authority()) is not None:
             signing.append(following)
@@ -180,7 +182,7 @@ class Authority:
                 .last_update(self._now - _BACKDATED)
                 .next_update(self._now + datetime.timedelta(days=_CERTIFICATE_DAYS))
                 .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
-                .add_extension(x509.CRLNumber(int(self._now.timestamp() * 1000)), critical=False)
+                .add_extension(x509.CRLNumber(max(int(self._now.timestamp() * 1000), last_number + 1)), critical=False)
             )
             for entry in entries.values():
                 builder = builder.add_revoked_certificate(entry)
@@ -449,6 +451,17 @@ def _is_signed_by(certificate: Any, authority: Any) -> bool:
 def _is_list_of(revocations: Any, authority: Any) -> bool:
     """Return whether a revocation list is one of this CA."""
     return revocations.issuer == authority.subject and bool(revocations.is_signature_valid(authority.public_key()))
+
+
+def _number_of(revocations: Any) -> int:
+    """Return the CRL number of a list, 0 when it has none."""
+    from cryptography import x509
+
+    try:
+        number: int = revocations.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+    except (x509.ExtensionNotFound, ValueError):
+        return 0
+    return number
 
 
 def _of_key(certificates: Sequence[Any], key: Any) -> Any:

@@ -10,7 +10,9 @@ Rules
    CA without a list: one file that was not replaced in time would stop a cluster. gRPC for Python has no such check at all. So all
    ports decide here, by the same rule, and a resumed TLS session is checked as well.
 2. Lists of one CA add up. A list counts only with the signature of a CA in the file of CAs: lists often come by plain HTTP.
-3. Files that cannot be used leave the earlier lists in force, and are named in the log once.
+3. Nothing that happens to the files takes a revocation back, except a newer list of the same CA. A start fails on a file that
+   cannot be used. Later its earlier lists stay in force, and so do those of a CA whose lists were removed or replaced by older
+   ones (the CRL number tells). Each is named in the log once, and among the problems.
 """
 
 from __future__ import annotations
@@ -36,17 +38,26 @@ REVOKED = "the certificate was revoked by its CA"
 _BEGIN, _END = b"-----BEGIN X509 CRL-----", b"-----END X509 CRL-----"
 _PEM = re.compile(_BEGIN + rb".+?" + _END, re.DOTALL)
 
-CertificateId = tuple[bytes, int]
-"""Name of the issuer (DER) and serial number."""
+NameKey = tuple[frozenset[tuple[str, bytes]], ...]
+"""A name of a CA for comparisons, as OpenSSL compares them: without the encodings, case and spacing of its strings."""
+CertificateId = tuple[NameKey, int]
+"""Name of the issuer and serial number."""
 
 
 @dataclass(frozen=True, slots=True)
 class RevocationList:
-    """What one list says. `next_update` is None where the CA names no date."""
+    """What one list says. `next_update` is None where the CA names no date, `number` is -1 where it numbers no lists.
+
+    `scope`: the CA's name and key, and which of its certificates the list is about. A list with `is_complete` is about all.
+    """
 
     issuer: str
     next_update: datetime.datetime | None
     serials: frozenset[int]
+    path: str
+    scope: tuple[NameKey, bytes, bytes]
+    number: int
+    is_complete: bool
 
 
 class RevokedCertificates:
@@ -57,8 +68,11 @@ class RevokedCertificates:
         self._path, self._ca_file = path, ca_file
         self._seen = self._state()
         self.lists: tuple[RevocationList, ...] = ()
-        self._serials: Mapping[bytes, frozenset[int]] = {}
-        self._read()
+        self._serials: Mapping[NameKey, frozenset[int]] = {}
+        self._unused: list[str] = []
+        """Sentences about files and lists that the last reading did not use."""
+        self._ignored: set[Path] = set()
+        self._read(is_start=True)
         self.version = 0
         """Another number when the lists have changed."""
         self._looked_at_s = time.monotonic()
@@ -85,21 +99,28 @@ class RevokedCertificates:
         """Read the files again when they have changed."""
         state = self._state()
         if state != self._seen:
-            self._seen = state
+            self._seen, before = state, self._unused
             try:
                 self._read()
             except SecurityConfigurationError as error:
-                log.warning("tls.crl_not_reloaded", extra={"error": str(error), "hint": "the earlier lists stay in force"})
+                self._unused = [f"{error}: the earlier lists stay in force"]
             except Exception:  # callers look again and again: one file must not end that, whatever it contains
                 log.exception("tls.crl_not_reloaded", extra={"hint": "the earlier lists stay in force"})
+                self._unused = [f"{self._path} could not be read, the log has the reason: the earlier lists stay in force"]
             else:
                 self.version += 1
                 count = sum(len(each.serials) for each in self.lists)
                 log.info("tls.crl_reloaded", extra={"path": self._path, "certificates": count})
+            for problem in self._unused:
+                if problem not in before:
+                    log.warning("tls.crl_not_reloaded", extra={"error": problem})
         self._warn()
 
     def problems(self) -> list[str]:
-        """Return sentences for people about lists that are missing or too old."""
+        """Return sentences for people about lists that are missing, too old or not used."""
+        return [*self._unused, *self._not_current()]
+
+    def _not_current(self) -> list[str]:
         if not self.lists:
             return [f"{self._path} has no revocation list of a CA in {self._ca_file}: no certificate is revoked"]
         now = datetime.datetime.now(datetime.UTC)
@@ -115,7 +136,7 @@ class RevokedCertificates:
         ]
 
     def _warn(self) -> None:
-        found = set(self.problems())
+        found = set(self._not_current())
         for problem in sorted(found - self._warned):
             log.warning("tls.crl_not_current", extra={"problem": problem})
         self._warned = found
@@ -136,34 +157,81 @@ class RevokedCertificates:
             found.append(("", 0, 0))
         return tuple(found)
 
-    def _read(self) -> None:
-        """Raises SecurityConfigurationError."""
+    def _read(self, *, is_start: bool = False) -> None:
+        """Raises SecurityConfigurationError: no file can be read; at the start also when one of them cannot be used."""
         authorities = _authorities(self._ca_file)
-        lists: list[RevocationList] = []
-        serials: dict[bytes, frozenset[int]] = {}
         try:
-            read = [(path, path.read_bytes()) for path in self._files()]
+            files = self._files()
         except OSError as error:
-            raise SecurityConfigurationError(
-                f"the revocation lists in {self._path} cannot be read: {error.strerror}", path=self._path
-            ) from None
-        for path, data in read:
-            for parsed in parse_lists(path, data):
-                issuer = parsed.issuer.public_bytes()
-                keys = [each.public_key() for each in authorities if each.subject == parsed.issuer]
-                name = parsed.issuer.rfc4514_string()
-                if not keys:  # of a CA that signs for other ports of this process, or that was replaced
-                    log.info("tls.crl_of_another_ca", extra={"path": str(path), "issuer": name, "ca_file": self._ca_file})
-                    continue
-                if not any(_is_signed_with(parsed, key) for key in keys):
-                    raise SecurityConfigurationError(
-                        f"the revocation list of {name} in {path} does not have the signature of that CA in {self._ca_file}",
-                        path=str(path),
-                    )
-                listed = _serials_of(parsed, path)
-                lists.append(RevocationList(name, parsed.next_update_utc, listed))
-                serials[issuer] = serials.get(issuer, frozenset()) | listed
-        self.lists, self._serials = tuple(lists), serials
+            raise _unreadable(self._path, error) from None
+        lists: list[RevocationList] = []
+        unused: list[str] = []
+        for path in files:
+            try:
+                lists += self._lists_in(path, authorities)
+            except SecurityConfigurationError as error:
+                if is_start:
+                    raise
+                unused.append(f"{error}: its earlier lists stay in force")
+                lists += [each for each in self.lists if each.path == str(path)]
+        trusted = {_authority_key(each) for each in authorities}
+        for scope in dict.fromkeys(each.scope for each in self.lists if each.scope[:2] in trusted):
+            before = [each for each in self.lists if each.scope == scope]
+            problem = self._why_kept(before, lists)
+            if problem is not None:
+                unused.append(problem)
+                lists = [*(each for each in lists if each.scope != scope), *before]
+        serials: dict[NameKey, frozenset[int]] = {}
+        for each in lists:
+            issuer = each.scope[0]
+            serials[issuer] = serials.get(issuer, frozenset()) | each.serials
+        self.lists, self._serials, self._unused = tuple(lists), serials, unused
+
+    def _why_kept(self, before: list[RevocationList], found: list[RevocationList]) -> str | None:
+        """Return a sentence when lists in force, all of one scope, stay so although the files lack them; None: they do not."""
+        scope, name, number = before[0].scope, before[0].issuer, max(each.number for each in before)
+        numbers = [each.number for each in found if each.scope == scope]
+        if not numbers:
+            if any(each.is_complete and each.scope[:2] == scope[:2] and each.number >= number >= 0 for each in found):
+                return None
+            return (
+                f"{self._path} no longer has a revocation list of {name}: the earlier one stays in force; put the CA's list there"
+            )
+        if max(numbers) >= number:
+            return None
+        found_number = "no CRL number" if max(numbers) < 0 else f"CRL number {max(numbers)}"
+        return (
+            f"the revocation list of {name} in {self._path} is older than the one in force ({found_number} after {number}): the "
+            "newer one stays in force; get the CA's current list"
+        )
+
+    def _lists_in(self, path: Path, authorities: list[Any]) -> list[RevocationList]:
+        """Raises SecurityConfigurationError."""
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise _unreadable(str(path), error) from None
+        if path != Path(self._path) and not _has_list(data):
+            if path not in self._ignored:
+                log.info("tls.crl_file_ignored", extra={"path": str(path), "reason": "it has no revocation list"})
+            self._ignored.add(path)
+            return []
+        lists: list[RevocationList] = []
+        for parsed in parse_lists(path, data):
+            issuer = _name_key(parsed.issuer)
+            known = [each for each in authorities if _name_key(each.subject) == issuer]
+            name = parsed.issuer.rfc4514_string()
+            if not known:  # of a CA that signs for other ports of this process, or that was replaced
+                log.info("tls.crl_of_another_ca", extra={"path": str(path), "issuer": name, "ca_file": self._ca_file})
+                continue
+            signer = next((each for each in known if _is_signed_with(parsed, each.public_key())), None)
+            if signer is None:
+                raise SecurityConfigurationError(
+                    f"the revocation list of {name} in {path} does not have the signature of that CA in {self._ca_file}",
+                    path=str(path),
+                )
+            lists.append(_list_of(parsed, path, signer))
+        return lists
 
 
 @lru_cache(maxsize=64)
@@ -179,7 +247,7 @@ def certificate_id(certificate: bytes) -> CertificateId:
 
     load = x509.load_pem_x509_certificate if certificate.startswith(b"-----") else x509.load_der_x509_certificate
     parsed = load(certificate)
-    return parsed.issuer.public_bytes(), parsed.serial_number
+    return _name_key(parsed.issuer), parsed.serial_number
 
 
 class _CheckedObject(ssl.SSLObject):
@@ -234,11 +302,16 @@ def parse_lists(path: Path, data: bytes) -> list[Any]:
         cut_off = last_line.startswith(b"-----B") and _BEGIN.startswith(last_line)
         if cut_off or not data.count(_BEGIN) == data.count(_END) == len(pems):
             raise SecurityConfigurationError(f"{path} has a revocation list that is cut off: copy the file again", path=str(path))
-        if not pems and not data.startswith(b"0"):  # DER begins with the tag of a sequence
+        if not _has_list(data):
             raise SecurityConfigurationError(f"{path} has no revocation list (-----BEGIN X509 CRL-----)", path=str(path))
         return [x509.load_pem_x509_crl(each) for each in pems] or [x509.load_der_x509_crl(data)]
     except ValueError as error:
         raise SecurityConfigurationError(f"{path} has a revocation list that cannot be read: {error}", path=str(path)) from None
+
+
+def _has_list(data: bytes) -> bool:
+    """Return whether a file has or may have a list. DER begins with the tag of a sequence and a length of more than one byte."""
+    return b"-----BEGIN X509" in data or (data[:1] == b"0" and data[1:2] >= b"\x81")
 
 
 def _authorities(ca_file: str) -> list[Any]:
@@ -260,12 +333,48 @@ def _is_signed_with(parsed: Any, key: Any) -> bool:
         return False
 
 
-def _serials_of(parsed: Any, path: Path) -> frozenset[int]:
-    """Return the serial numbers that a list revokes. Raises SecurityConfigurationError."""
-    try:
-        return frozenset(each.serial_number for each in parsed if not _is_removal(each))
-    except (TypeError, ValueError) as error:  # extensions of entries are parsed when they are asked for
+def _list_of(parsed: Any, path: Path, authority: Any) -> RevocationList:
+    """Return what a list of this CA says. Raises SecurityConfigurationError."""
+    from cryptography import x509
+
+    try:  # extensions are parsed when they are asked for
+        by_oid = {each.oid: each for each in parsed.extensions}
+        serials = frozenset(each.serial_number for each in parsed if not _is_removal(each))
+    except (TypeError, ValueError) as error:
         raise SecurityConfigurationError(f"{path} has a revocation list that cannot be read: {error}", path=str(path)) from None
+    number = by_oid.get(x509.CRLNumber.oid)
+    points, delta = by_oid.get(x509.IssuingDistributionPoint.oid), by_oid.get(x509.DeltaCRLIndicator.oid)
+    part = (b"" if points is None else points.value.public_bytes()) + (b"" if delta is None else b"delta")
+    return RevocationList(
+        parsed.issuer.rfc4514_string(),
+        parsed.next_update_utc,
+        serials,
+        str(path),
+        (*_authority_key(authority), part),
+        -1 if number is None else number.value.crl_number,
+        not part,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _name_key(name: Any) -> NameKey:
+    return tuple(frozenset((each.oid.dotted_string, _comparable(each.value)) for each in rdn) for rdn in name.rdns)
+
+
+def _comparable(value: str | bytes) -> bytes:
+    """OpenSSL ignores the case of ASCII letters alone, and ASCII spaces beyond one between words."""
+    return value if isinstance(value, bytes) else b" ".join(value.encode().lower().split())
+
+
+def _authority_key(authority: Any) -> tuple[NameKey, bytes]:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    key = authority.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return _name_key(authority.subject), key
+
+
+def _unreadable(path: str, error: OSError) -> SecurityConfigurationError:
+    return SecurityConfigurationError(f"the revocation lists in {path} cannot be read: {error.strerror}", path=path)
 
 
 def _is_removal(entry: Any) -> bool:

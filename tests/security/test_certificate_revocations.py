@@ -18,6 +18,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.x509.name import _ASN1Type
 
 from cepheid_bookie.access import OPEN_ACCESS
 from cepheid_bookie.secured_ports import secured_ports
@@ -178,11 +179,13 @@ def test_a_file_that_cannot_be_used_leaves_the_earlier_list_in_force(directory: 
             lists(directory, directory / missing)
 
 
-def signed_list(directory: Path, *entries: tuple[int, x509.ExtensionType | None], number: int | None = None) -> bytes:
+def signed_list(
+    directory: Path, *entries: tuple[int, x509.ExtensionType | None], number: int | None = None, issuer: x509.Name | None = None
+) -> bytes:
     """Return a list in PEM that the CA in `directory` signed, of serial numbers with an extension each."""
     ca = x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes())
     key = load_pem_private_key((directory / "ca-key.pem").read_bytes(), None)
-    builder = x509.CertificateRevocationListBuilder().issuer_name(ca.subject).last_update(NOW)
+    builder = x509.CertificateRevocationListBuilder().issuer_name(issuer or ca.subject).last_update(NOW)
     builder = builder.next_update(NOW + datetime.timedelta(days=9))
     if number is not None:
         builder = builder.add_extension(x509.CRLNumber(number), critical=False)
@@ -241,6 +244,73 @@ def test_a_new_list_is_readable_before_it_replaces_the_old_one(directory: Path, 
     monkeypatch.setattr(os, "replace", note)
     Authority(directory, NOW).revoke("client")
     assert modes == [0o644]
+
+
+def test_lists_that_are_removed_stay_in_force(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = directory / "crls"
+    folder.mkdir()
+    (folder / "crl.pem").write_bytes((directory / "crl.pem").read_bytes())
+    revoked = lists(directory, folder)
+    (folder / "crl.pem").unlink()
+    for _ in range(2):
+        revoked.reload_if_changed()
+    assert is_revoked(revoked, directory, "leaver")
+    (problem,) = revoked.problems()
+    assert problem.endswith("the earlier one stays in force; put the CA's list there")
+    assert [record.__dict__["error"] for record in caplog.records if record.message == "tls.crl_not_reloaded"] == [problem]
+    Authority(directory, NOW).revoke("client")
+    (folder / "other-name.pem").write_bytes((directory / "crl.pem").read_bytes())
+    revoked.reload_if_changed()
+    assert (revoked.problems(), is_revoked(revoked, directory, "client")) == ([], True)
+
+
+def test_an_older_list_does_not_replace_a_newer_one(directory: Path) -> None:
+    for before, after, kept in ((9, 3, True), (9, None, True), (9, 9, False), (9, 10, False), (None, 1, False)):
+        (directory / "crl.pem").write_bytes(signed_list(directory, (5, None), number=before))
+        revoked = lists(directory)
+        (directory / "crl.pem").write_bytes(signed_list(directory, number=after))
+        revoked.reload_if_changed()
+        assert any(5 in each.serials for each in revoked.lists) is kept, (before, after)
+        assert ["is older than the one in force" in problem for problem in revoked.problems()] == [True] * kept
+
+
+def test_the_lists_of_the_own_ca_have_rising_numbers(directory: Path) -> None:
+    """The clock may have been set back."""
+    revoked = lists(directory)
+    Authority(directory, NOW - datetime.timedelta(days=1)).revoke("client")
+    revoked.reload_if_changed()
+    assert is_revoked(revoked, directory, "client")
+
+
+def test_one_bad_file_of_a_folder_does_not_hold_up_the_others(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = directory / "crls"
+    folder.mkdir()
+    (folder / "README").write_text("Lists of revoked certificates\n")
+    (folder / "first.pem").write_bytes(signed_list(directory, (5, None)))
+    (folder / "second.pem").write_bytes(signed_list(directory, (6, None)))
+    caplog.set_level(logging.INFO)
+    revoked = lists(directory, folder)
+    assert [record.__dict__["path"] for record in caplog.records if record.message == "tls.crl_file_ignored"] == [
+        str(folder / "README")
+    ]
+    assert revoked.problems() == []
+    (folder / "first.pem").write_bytes(signed_list(directory, (5, None))[:-9])
+    (folder / "second.pem").write_bytes((directory / "crl.pem").read_bytes())
+    revoked.reload_if_changed()
+    assert is_revoked(revoked, directory, "leaver")
+    assert any(5 in each.serials for each in revoked.lists)
+    (problem,) = revoked.problems()
+    assert problem.startswith(f"{folder / 'first.pem'} has a revocation list that is cut off")
+
+
+def test_names_of_a_ca_are_compared_by_value(directory: Path) -> None:
+    """A CA may write its name with other string types, case or spacing in its certificates than in its lists."""
+    encoded = _ASN1Type.PrintableString
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "cepheid  ca", encoded)])
+    number = x509.load_pem_x509_certificate((directory / "client.pem").read_bytes()).serial_number
+    (directory / "crl.pem").write_bytes(signed_list(directory, (number, None), issuer=name))
+    revoked = lists(directory)
+    assert (is_revoked(revoked, directory, "client"), revoked.problems()) == (True, [])
 
 
 def test_an_unforeseen_failure_leaves_the_lists_in_force(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
