@@ -39,8 +39,10 @@ _BACKDATED = datetime.timedelta(hours=1)
 """Time by which certificates begin before they are made: clocks of clients may be late."""
 _NEXT_KEY = "ca-next-key.pem"
 REVOCATION_FILE = "crl.pem"
-_SERIAL = re.compile(r"(?:serial=|0x)?([0-9A-Fa-f]{1,40}|[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){1,19})")
-"""A serial number as `openssl x509 -serial` and `-text` print it, in hex."""
+_SERIAL = re.compile(
+    r"(?:serial=|0x)([0-9A-Fa-f]{1,40})|((?:serial=|0x)?[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){1,19})|([0-9A-Fa-f]{16,40})"
+)
+"""A serial number as `openssl x509 -serial` and `-text` print it, in hex. Few digits alone may be a misspelt name: `fade`."""
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})")
 
 
@@ -119,27 +121,37 @@ class Authority:
     def revoke(self, what: str) -> tuple[int, bool]:
         """Revoke `NAME.pem`, or a certificate by its serial number in hex. Return the number, and whether that is new.
 
-        Raises SecurityConfigurationError: there is neither, or another CA signed it.
+        Raises SecurityConfigurationError: there is neither, or another CA signed it. Which numbers a CA has used is known of the
+        certificates in the directory alone.
         """
         path = self._directory / f"{what}.pem"
-        if what in ("ca", "ca-next") or path.parent != self._directory or not path.is_file():
-            found = None if what == "ca" else _SERIAL.fullmatch(what)
+        if what not in ("ca", "ca-next", "crl") and path.parent == self._directory and path.is_file():
+            serial = self._own_serial(path, _read_certificates(path)[0])
+        else:
+            found = _SERIAL.fullmatch(what)
             if found is None:
                 raise SecurityConfigurationError(
-                    f"{what!r} is neither a certificate in {self._directory} nor a serial number in hex, such as 5A:01:FF"
+                    f"{what!r} is neither a certificate in {self._directory} nor a serial number in hex, such as 0x5A01FF"
                 )
-            serial = int(found[1].replace(":", ""), 16)
-        else:
-            certificate = _read_certificates(path)[0]
-            if not _is_signed_by(certificate, self._certificate):
-                raise SecurityConfigurationError(
-                    f"{path} was not signed by the CA of {self._directory / 'ca-key.pem'}: a CA revokes its own certificates alone"
-                )
-            serial = certificate.serial_number
+            serial = int(re.sub("^serial=|^0x|:", "", what), 16)
+            if any(each.serial_number == serial for each in self._trusted):
+                raise SecurityConfigurationError(f"{what} is the number of a CA: replace it by `cepheid secure rotate-ca`")
+            for name, certificate in self._own_certificates():
+                if certificate.serial_number == serial:
+                    self._own_serial(self._directory / f"{name}.pem", certificate)
         if serial in self.revoked():
             return serial, False
         self._write_revocation_lists(serial)
         return serial, True
+
+    def _own_serial(self, path: Path, certificate: Any) -> int:
+        """Raises SecurityConfigurationError: this CA did not sign it."""
+        if not _is_signed_by(certificate, self._certificate):
+            raise SecurityConfigurationError(
+                f"{path} was not signed by the CA of {self._directory / 'ca-key.pem'}: a CA revokes its own certificates alone"
+            )
+        serial: int = certificate.serial_number
+        return serial
 
     def ensure_revocation_list(self) -> str | None:
         """Write crl.pem when a CA in ca.pem has no list there, or the next update is due soon. Return what was done, or None.

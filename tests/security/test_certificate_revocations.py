@@ -147,7 +147,7 @@ def test_a_list_of_another_ca_revokes_nothing(directory: Path) -> None:
     other = directory / "other"
     other.mkdir()
     stranger = Authority(other, NOW)
-    stranger.revoke("1F")
+    stranger.revoke("0x1F")
     with pytest.raises(SecurityConfigurationError, match="does not have the signature of that CA"):
         lists(directory, other / "crl.pem")  # the name of the CA is the same
     renamed = directory / "renamed"
