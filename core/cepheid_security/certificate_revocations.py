@@ -17,10 +17,12 @@ Rules
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import logging
 import re
 import ssl
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +35,9 @@ from cepheid_security.principal import SecurityConfigurationError
 log = logging.getLogger(__name__)
 
 LOOK_S = 10.0
-"""Time between two looks for new files."""
+"""Time between two looks for new files, in handshakes and calls."""
+FOLLOW_S = 5.0
+"""The same for servers, which look in a thread, so that handshakes and calls need not. Also between looks at open connections."""
 REVOKED = "the certificate was revoked by its CA"
 _BEGIN, _END = b"-----BEGIN X509 CRL-----", b"-----END X509 CRL-----"
 _PEM = re.compile(_BEGIN + rb".+?" + _END, re.DOTALL)
@@ -72,12 +76,22 @@ class RevokedCertificates:
         self._unused: list[str] = []
         """Sentences about files and lists that the last reading did not use."""
         self._ignored: set[Path] = set()
+        self._unknown: dict[NameKey, str] = {}
+        """Sentences about lists of CAs that are not in `ca_file`."""
+        self._sharing: list[RevokedCertificates] = [self]
+        """All that read these files. Each has another file of CAs, such as those of clients and those of servers."""
+        self._reading = threading.Lock()
         self._read(is_start=True)
         self.version = 0
         """Another number when the lists have changed."""
         self._looked_at_s = time.monotonic()
         self._warned: set[str] = set()
         self._warn()
+
+    def share(self, others: list[RevokedCertificates]) -> None:
+        """Join those that read the same files: a list is of an unknown CA when none of them knows it."""
+        self._sharing = others
+        others.append(self)
 
     def __repr__(self) -> str:
         return f"<RevokedCertificates {self._path}: {sum(len(each.serials) for each in self.lists)}>"
@@ -95,8 +109,22 @@ class RevokedCertificates:
             self._looked_at_s = now_s
             self.reload_if_changed()
 
+    async def follow_in_thread(self, every_s: float = FOLLOW_S) -> None:
+        """Wait, then read the files again when they have changed. The lists of a large CA take long to parse."""
+        await asyncio.sleep(every_s)
+        await asyncio.to_thread(self.reload_if_changed)
+
     def reload_if_changed(self) -> None:
-        """Read the files again when they have changed."""
+        """Read the files again when they have changed. Any thread may call this; it does not wait for another one."""
+        for each in self._sharing:
+            if each._reading.acquire(blocking=False):
+                try:
+                    each._reload_if_changed()
+                finally:
+                    each._reading.release()
+
+    def _reload_if_changed(self) -> None:
+        self._looked_at_s = time.monotonic()
         state = self._state()
         if state != self._seen:
             self._seen, before = state, self._unused
@@ -118,7 +146,10 @@ class RevokedCertificates:
 
     def problems(self) -> list[str]:
         """Return sentences for people about lists that are missing, too old or not used."""
-        return [*self._unused, *self._not_current()]
+        return [*self._unused, *self._of_unknown_cas(), *self._not_current()]
+
+    def _of_unknown_cas(self) -> list[str]:
+        return [said for issuer, said in self._unknown.items() if all(issuer in each._unknown for each in self._sharing)]
 
     def _not_current(self) -> list[str]:
         if not self.lists:
@@ -166,9 +197,10 @@ class RevokedCertificates:
             raise _unreadable(self._path, error) from None
         lists: list[RevocationList] = []
         unused: list[str] = []
+        unknown: dict[NameKey, str] = {}
         for path in files:
             try:
-                lists += self._lists_in(path, authorities)
+                lists += self._lists_in(path, authorities, unknown)
             except SecurityConfigurationError as error:
                 if is_start:
                     raise
@@ -185,7 +217,7 @@ class RevokedCertificates:
         for each in lists:
             issuer = each.scope[0]
             serials[issuer] = serials.get(issuer, frozenset()) | each.serials
-        self.lists, self._serials, self._unused = tuple(lists), serials, unused
+        self.lists, self._serials, self._unused, self._unknown = tuple(lists), serials, unused, unknown
 
     def _why_kept(self, before: list[RevocationList], found: list[RevocationList]) -> str | None:
         """Return a sentence when lists in force, all of one scope, stay so although the files lack them; None: they do not."""
@@ -205,8 +237,8 @@ class RevokedCertificates:
             "newer one stays in force; get the CA's current list"
         )
 
-    def _lists_in(self, path: Path, authorities: list[Any]) -> list[RevocationList]:
-        """Raises SecurityConfigurationError."""
+    def _lists_in(self, path: Path, authorities: list[Any], unknown: dict[NameKey, str]) -> list[RevocationList]:
+        """Adds to `unknown`. Raises SecurityConfigurationError."""
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -221,8 +253,9 @@ class RevokedCertificates:
             issuer = _name_key(parsed.issuer)
             known = [each for each in authorities if _name_key(each.subject) == issuer]
             name = parsed.issuer.rfc4514_string()
-            if not known:  # of a CA that signs for other ports of this process, or that was replaced
+            if not known:
                 log.info("tls.crl_of_another_ca", extra={"path": str(path), "issuer": name, "ca_file": self._ca_file})
+                unknown[issuer] = f"{path} has a revocation list of {name}, which is no CA in {self._ca_file}: it revokes nothing"
                 continue
             signer = next((each for each in known if _is_signed_with(parsed, each.public_key())), None)
             if signer is None:
@@ -234,10 +267,15 @@ class RevokedCertificates:
         return lists
 
 
+_sharing: dict[str, list[RevokedCertificates]] = {}
+
+
 @lru_cache(maxsize=64)
 def revoked_certificates(path: str, ca_file: str) -> RevokedCertificates:
     """Return the lists of these files, which all ports and connections of a process share. Raises SecurityConfigurationError."""
-    return RevokedCertificates(path, ca_file)
+    found = RevokedCertificates(path, ca_file)
+    found.share(_sharing.setdefault(path, []))
+    return found
 
 
 @lru_cache(maxsize=1024)
@@ -339,9 +377,18 @@ def _list_of(parsed: Any, path: Path, authority: Any) -> RevocationList:
 
     try:  # extensions are parsed when they are asked for
         by_oid = {each.oid: each for each in parsed.extensions}
+        is_indirect = any(each.oid == x509.IssuingDistributionPoint.oid and each.value.indirect_crl for each in by_oid.values())
+        is_indirect = is_indirect or any(
+            extension.oid == x509.CertificateIssuer.oid for each in parsed for extension in each.extensions
+        )
         serials = frozenset(each.serial_number for each in parsed if not _is_removal(each))
     except (TypeError, ValueError) as error:
         raise SecurityConfigurationError(f"{path} has a revocation list that cannot be read: {error}", path=str(path)) from None
+    if is_indirect:
+        raise SecurityConfigurationError(
+            f"{path} has an indirect revocation list, of certificates of several CAs: get the list of each CA by itself",
+            path=str(path),
+        )
     number = by_oid.get(x509.CRLNumber.oid)
     points, delta = by_oid.get(x509.IssuingDistributionPoint.oid), by_oid.get(x509.DeltaCRLIndicator.oid)
     part = (b"" if points is None else points.value.public_bytes()) + (b"" if delta is None else b"delta")

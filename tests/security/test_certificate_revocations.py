@@ -6,6 +6,7 @@ import datetime
 import errno
 import logging
 import os
+import re
 import socket
 import ssl
 import threading
@@ -25,7 +26,7 @@ from cepheid_bookie.secured_ports import secured_ports
 from cepheid_broker.standalone import StandaloneSettings
 from cepheid_security import ClientTls, SecurityConfigurationError, ServerTls, client_context
 from cepheid_security.authority import Authority
-from cepheid_security.certificate_revocations import RevokedCertificates
+from cepheid_security.certificate_revocations import RevokedCertificates, parse_lists
 from tests.security.test_passwords_and_tls import handshake
 
 NOW = datetime.datetime.now(datetime.UTC)
@@ -157,8 +158,13 @@ def test_a_list_of_another_ca_revokes_nothing(directory: Path) -> None:
     Authority(renamed, NOW).rotate("finish")
     revoked = lists(directory, renamed / "crl.pem")
     assert not is_revoked(revoked, directory, "leaver")
-    (problem,) = revoked.problems()
-    assert "has no revocation list of a CA in" in problem
+    unknown, nothing = revoked.problems()
+    assert "has no revocation list of a CA in" in nothing
+    assert re.search(r"has a revocation list of CN=.*, which is no CA in", unknown)
+    other_cas = RevokedCertificates(str(renamed / "crl.pem"), str(renamed / "ca.pem"))
+    for each in (shared := [revoked, other_cas]):
+        each._sharing = shared
+    assert revoked.problems() == [nothing], "another port of this process has this CA"
 
 
 def test_a_file_that_cannot_be_used_leaves_the_earlier_list_in_force(directory: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -180,7 +186,11 @@ def test_a_file_that_cannot_be_used_leaves_the_earlier_list_in_force(directory: 
 
 
 def signed_list(
-    directory: Path, *entries: tuple[int, x509.ExtensionType | None], number: int | None = None, issuer: x509.Name | None = None
+    directory: Path,
+    *entries: tuple[int, x509.ExtensionType | None],
+    number: int | None = None,
+    issuer: x509.Name | None = None,
+    extension: x509.ExtensionType | None = None,
 ) -> bytes:
     """Return a list in PEM that the CA in `directory` signed, of serial numbers with an extension each."""
     ca = x509.load_pem_x509_certificate((directory / "ca.pem").read_bytes())
@@ -189,10 +199,12 @@ def signed_list(
     builder = builder.next_update(NOW + datetime.timedelta(days=9))
     if number is not None:
         builder = builder.add_extension(x509.CRLNumber(number), critical=False)
-    for serial, extension in entries:
+    if extension is not None:
+        builder = builder.add_extension(extension, critical=True)
+    for serial, of_entry in entries:
         entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(NOW)
-        if extension is not None:
-            entry = entry.add_extension(extension, critical=False)
+        if of_entry is not None:
+            entry = entry.add_extension(of_entry, critical=False)
         builder = builder.add_revoked_certificate(entry.build())
     assert isinstance(key, ec.EllipticCurvePrivateKey)
     return builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)
@@ -311,6 +323,31 @@ def test_names_of_a_ca_are_compared_by_value(directory: Path) -> None:
     (directory / "crl.pem").write_bytes(signed_list(directory, (number, None), issuer=name))
     revoked = lists(directory)
     assert (is_revoked(revoked, directory, "client"), revoked.problems()) == (True, [])
+
+
+def test_indirect_lists_are_unusable(directory: Path) -> None:
+    other = x509.CertificateIssuer([x509.DirectoryName(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "B")]))])
+    indirect = x509.IssuingDistributionPoint(None, None, False, False, None, True, False)
+    for data in (signed_list(directory, (7, other)), signed_list(directory, (7, None), extension=indirect)):
+        (directory / "crl.pem").write_bytes(data)
+        with pytest.raises(SecurityConfigurationError, match="has an indirect revocation list"):
+            lists(directory)
+
+
+async def test_servers_read_lists_in_a_thread(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[threading.Thread] = []
+
+    def note(path: Path, data: bytes) -> list[object]:
+        threads.append(threading.current_thread())
+        return parse_lists(path, data)
+
+    revoked = lists(directory)
+    Authority(directory, NOW).revoke("client")
+    monkeypatch.setattr("cepheid_security.certificate_revocations.parse_lists", note)
+    await revoked.follow_in_thread(0)
+    assert is_revoked(revoked, directory, "client")
+    assert len(threads) == 1
+    assert threading.main_thread() not in threads
 
 
 def test_an_unforeseen_failure_leaves_the_lists_in_force(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
