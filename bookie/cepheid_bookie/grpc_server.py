@@ -16,7 +16,7 @@ they are done, whatever came before them. An answer has one piece of a read; the
 holds its place until it was sent, so that a client that does not read gets no more than a few pieces read.
 Rule 6: a call with a certificate that is revoked, or has expired since the handshake, is refused. Streams end then, after what was
 admitted is answered; brokers whose certificate was exchanged in time have another stream by then
-(cepheid_ledger/grpc_connection.py). gRPC itself knows no revocation lists.
+(cepheid_ledger/grpc_connection.py). gRPC itself knows no revocation lists. New ones are read in a thread.
 Rule 7: a stop ends reading first, waits for what was admitted, sends its answers, and then ends the streams.
 """
 
@@ -77,7 +77,7 @@ from cepheid_rpc import (
     kind_of,
     server_options,
 )
-from cepheid_security.certificate_revocations import RevokedCertificates
+from cepheid_security.certificate_revocations import FOLLOW_S, RevokedCertificates
 from cepheid_security.grpc_tls import expires_at_ms, is_encrypted, peer_certificate, peer_role
 from cepheid_security.tls import CertificateRule
 
@@ -97,7 +97,7 @@ _SMALL_READ_BYTES = _UNSENT_BYTES // _RECOVERIES_AT_ONCE
 _DENIAL_WAITS_S = 10.0
 """For the first message of a stream of adds or of recoveries that is denied."""
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
-_CERTIFICATE_LOOKS_S = 10.0
+_CERTIFICATE_LOOKS_S = FOLLOW_S
 """Between looks whether the certificate of a stream's client has expired or is revoked. The wall clock may be set."""
 _EXPIRED = "the certificate of this connection has expired: connect again with a new one"
 
@@ -157,6 +157,7 @@ class BookieServer:
         self._recovery_streams: dict[_RecoveryStream, None] = {}
         self._long_polls: dict[asyncio.Future[LacAnswer], None] = {}
         self._read_turns = LoopTurns()
+        self._follower: asyncio.Task[None] | None = None
 
     def __repr__(self) -> str:
         return f"<BookieServer {self._host}:{self.port}, {len(self._add_streams)} add streams>"
@@ -185,6 +186,12 @@ class BookieServer:
             await asyncio.shield(asyncio.ensure_future(self._end_start(server, starting)))
             raise
         self._server = server
+        if self._revoked is not None:
+            self._follower = asyncio.create_task(self._follow_revoked_certificates(self._revoked), name="revoked-certificates")
+
+    async def _follow_revoked_certificates(self, revoked: RevokedCertificates) -> None:
+        while True:
+            await revoked.follow_in_thread()
 
     def _max_connections(self) -> int:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -210,6 +217,8 @@ class BookieServer:
         server, self._server = self._server, None
         if server is None:
             return
+        if self._follower is not None:
+            self._follower.cancel()
         for stream in self._add_streams:
             stream.stop_reading()
         for recoveries in self._recovery_streams:
