@@ -13,6 +13,7 @@ import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from cryptography import x509
@@ -27,6 +28,7 @@ from cepheid_broker.standalone import StandaloneSettings
 from cepheid_security import ClientTls, SecurityConfigurationError, ServerTls, client_context
 from cepheid_security.authority import Authority
 from cepheid_security.certificate_revocations import RevokedCertificates, parse_lists
+from cepheid_security.settings import TlsSettings
 from tests.security.test_passwords_and_tls import handshake
 
 NOW = datetime.datetime.now(datetime.UTC)
@@ -383,3 +385,14 @@ def test_openssl_takes_the_list_of_the_own_ca(directory: Path) -> None:
     context.load_verify_locations(directory / "ca.pem")
     context.load_verify_locations(directory / "crl.pem")
     assert context.cert_store_stats() == {"x509": 1, "crl": 1, "x509_ca": 1}
+
+
+@pytest.mark.parametrize(
+    ("certificates", "crl", "looks_up"), [("none", "crl.pem", False), ("optional", None, False), ("required", "crl.pem", True)]
+)
+def test_a_list_counts_for_clients_only_where_they_are_asked_for_certificates(
+    certificates: Literal["none", "optional", "required"], crl: str | None, looks_up: bool
+) -> None:
+    """A broker may have it for the servers that it connects to alone."""
+    tls = TlsSettings(certificate_file="server.pem", key_file="server-key.pem", client_certificates=certificates, crl=crl)
+    assert tls.looks_up_revoked_clients is looks_up
