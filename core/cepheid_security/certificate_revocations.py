@@ -71,6 +71,7 @@ class RevokedCertificates:
         """`ca_file`: the CAs whose lists count. Raises SecurityConfigurationError."""
         self._path, self._ca_file = path, ca_file
         self._seen = self._state()
+        """What was read last; empty: read again, as something could not be read."""
         self.lists: tuple[RevocationList, ...] = ()
         self._serials: Mapping[NameKey, frozenset[int]] = {}
         self._unused: list[str] = []
@@ -127,15 +128,15 @@ class RevokedCertificates:
         self._looked_at_s = time.monotonic()
         state = self._state()
         if state != self._seen:
-            self._seen, before = state, self._unused
+            self._seen, before, lists = state, self._unused, self.lists
             try:
                 self._read()
             except SecurityConfigurationError as error:
-                self._unused = [f"{error}: the earlier lists stay in force"]
+                self._unused, self._seen = [f"{error}: the earlier lists stay in force"], ()
             except Exception:  # callers look again and again: one file must not end that, whatever it contains
                 log.exception("tls.crl_not_reloaded", extra={"hint": "the earlier lists stay in force"})
                 self._unused = [f"{self._path} could not be read, the log has the reason: the earlier lists stay in force"]
-            else:
+            if self.lists != lists:
                 self.version += 1
                 count = sum(len(each.serials) for each in self.lists)
                 log.info("tls.crl_reloaded", extra={"path": self._path, "certificates": count})
@@ -242,6 +243,7 @@ class RevokedCertificates:
         try:
             data = path.read_bytes()
         except OSError as error:
+            self._seen = ()  # it may be readable next time without a change, such as after a lack of file descriptors
             raise _unreadable(str(path), error) from None
         if path != Path(self._path) and not _has_list(data):
             if path not in self._ignored:

@@ -243,6 +243,18 @@ def test_a_file_that_becomes_readable_is_read(directory: Path, monkeypatch: pyte
     assert is_revoked(revoked, directory, "client")
 
 
+def test_a_file_is_read_again_after_a_passing_failure(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    revoked = lists(directory)
+    Authority(directory, NOW).revoke("client")
+    read_bytes = Path.read_bytes
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", lambda path: refuse_reading(path) if path.name == "crl.pem" else read_bytes(path))
+        revoked.reload_if_changed()
+        assert "cannot be read: Permission denied" in " ".join(revoked.problems())
+    revoked.reload_if_changed()
+    assert (is_revoked(revoked, directory, "client"), revoked.problems()) == (True, [])
+
+
 def refuse_reading(path: Path) -> bytes:
     raise PermissionError(errno.EACCES, "Permission denied", str(path))
 
