@@ -41,7 +41,7 @@ from cepheid_bookie.errors import PortInUseError
 from cepheid_bookie.scan_server import ScanServer
 from cepheid_bookie.scans import LoopTurns
 from cepheid_bookie.settings import BookieServerSettings
-from cepheid_ports import Ports, host_port, keep_large_buffers
+from cepheid_ports import Ports, TaskOwner, host_port, keep_large_buffers
 from cepheid_rpc import (
     ADD,
     READ,
@@ -157,7 +157,7 @@ class BookieServer:
         self._recovery_streams: dict[_RecoveryStream, None] = {}
         self._long_polls: dict[asyncio.Future[LacAnswer], None] = {}
         self._read_turns = LoopTurns()
-        self._follower: asyncio.Task[None] | None = None
+        self._tasks = TaskOwner("bookie-server")
 
     def __repr__(self) -> str:
         return f"<BookieServer {self._host}:{self.port}, {len(self._add_streams)} add streams>"
@@ -187,7 +187,7 @@ class BookieServer:
             raise
         self._server = server
         if self._revoked is not None:
-            self._follower = asyncio.create_task(self._follow_revoked_certificates(self._revoked), name="revoked-certificates")
+            self._tasks.start(self._follow_revoked_certificates(self._revoked), name="revoked-certificates")
 
     async def _follow_revoked_certificates(self, revoked: RevokedCertificates) -> None:
         while True:
@@ -217,14 +217,13 @@ class BookieServer:
         server, self._server = self._server, None
         if server is None:
             return
-        if self._follower is not None:
-            self._follower.cancel()
         for stream in self._add_streams:
             stream.stop_reading()
         for recoveries in self._recovery_streams:
             recoveries.stop_reading()
         for poll in self._long_polls:
             poll.cancel()
+        await self._tasks.aclose()
         if self._scans is not None:
             await self._scans.aclose()
         await server.stop(self._settings.stop_grace_s)
