@@ -316,7 +316,7 @@ class BookieRole(Role):
             storage_format=NEWEST_STORAGE_FORMAT,
             security=security,
             zookeeper_tls=stored.encrypted or None,
-            revocation_lists=tls.crl is not None or None,
+            revocation_lists=(tls.enabled and tls.crl is not None) or None,
         )
 
     def _new_registration(self, store: MetadataStore, record: BookieRegistration) -> Registration[BookieRegistration]:

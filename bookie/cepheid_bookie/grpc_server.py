@@ -17,6 +17,7 @@ keeps its place until it was sent, so that for a client that does not read only 
 Rule 6: a call with a certificate that is revoked, or has expired since the handshake, is refused. Streams then end after admitted
 requests were answered; brokers whose certificate was replaced in time have another stream by then
 (cepheid_ledger/grpc_connection.py). gRPC itself does not support revocation lists.
+New lists are read in a thread.
 Rule 7: to stop, the server stops reading, waits for admitted requests, sends their answers, and then ends the streams.
 """
 
@@ -41,7 +42,7 @@ from cepheid_bookie.errors import PortInUseError
 from cepheid_bookie.scan_server import ScanServer
 from cepheid_bookie.scans import LoopTurns
 from cepheid_bookie.settings import BookieServerSettings
-from cepheid_ports import Ports, host_port, keep_large_buffers
+from cepheid_ports import Ports, TaskOwner, host_port, keep_large_buffers
 from cepheid_rpc import (
     ADD,
     READ,
@@ -77,7 +78,7 @@ from cepheid_rpc import (
     kind_of,
     server_options,
 )
-from cepheid_security.certificate_revocations import RevokedCertificates
+from cepheid_security.certificate_revocations import FOLLOW_S, RevokedCertificates
 from cepheid_security.grpc_tls import expires_at_ms, is_encrypted, peer_certificate, peer_role
 from cepheid_security.tls import CertificateRule
 
@@ -97,7 +98,7 @@ _SMALL_READ_BYTES = _UNSENT_BYTES // _RECOVERIES_AT_ONCE
 _DENIAL_WAITS_S = 10.0
 """How long a denied stream of adds or recoveries waits for its first message."""
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]
-_CERTIFICATE_LOOKS_S = 10.0
+_CERTIFICATE_LOOKS_S = FOLLOW_S
 """Interval of checks whether the certificate of a stream's client has expired or is revoked. The wall clock may be set."""
 _EXPIRED = "the certificate of this connection has expired: connect again with a new one"
 
@@ -157,6 +158,7 @@ class BookieServer:
         self._recovery_streams: dict[_RecoveryStream, None] = {}
         self._long_polls: dict[asyncio.Future[LacAnswer], None] = {}
         self._read_turns = LoopTurns()
+        self._tasks = TaskOwner("bookie-server")
 
     def __repr__(self) -> str:
         return f"<BookieServer {self._host}:{self.port}, {len(self._add_streams)} add streams>"
@@ -185,6 +187,12 @@ class BookieServer:
             await asyncio.shield(asyncio.ensure_future(self._end_start(server, starting)))
             raise
         self._server = server
+        if self._revoked is not None:
+            self._tasks.start(self._follow_revoked_certificates(self._revoked), name="revoked-certificates")
+
+    async def _follow_revoked_certificates(self, revoked: RevokedCertificates) -> None:
+        while True:
+            await revoked.follow_in_thread()
 
     def _max_connections(self) -> int:
         files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -216,6 +224,7 @@ class BookieServer:
             recoveries.stop_reading()
         for poll in self._long_polls:
             poll.cancel()
+        await self._tasks.aclose()
         if self._scans is not None:
             await self._scans.aclose()
         await server.stop(self._settings.stop_grace_s)
@@ -392,8 +401,11 @@ class BookieServer:
             await self._send_answers(request, context)
 
     async def _send_answers(self, request: ReadRequest, context: Context) -> None:
+        certificate = peer_certificate(context.auth_context())
         async with aclosing(self._bookie.read(request)) as answers:
             async for answer in answers:
+                if certificate is not None and (reason := self._why_invalid(certificate)) is not None:
+                    await self._refuse_certificate(context, READ, reason)
                 for piece in (answer,) if request.scan else split_answer(answer, _PIECE_BYTES):
                     if not request.scan:  # scans have waited for their turn already (scans.py)
                         await self._read_turns.wait()

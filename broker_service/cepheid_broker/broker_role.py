@@ -171,7 +171,7 @@ class BrokerRole(Role):
             storage_format=NEWEST_STORAGE_FORMAT,
             security=self._serving.security_facts(self._store),
             zookeeper_tls=security_of(self._store).encrypted or None,
-            revocation_lists=self.settings.tls.crl is not None or None,
+            revocation_lists=self.settings.tls.looks_up_revoked_clients or None,
         )
         await report(broker_reports(self._store), self.broker_id, own)
 

@@ -32,7 +32,7 @@ from cepheid_recovery import AuditFollower
 from cepheid_security import Principal, SecurityConfigurationError, ServerTls
 from cepheid_security.audit import open_audit_log
 from cepheid_security.authenticator import Authenticator
-from cepheid_security.certificate_revocations import RevokedCertificates
+from cepheid_security.certificate_revocations import FOLLOW_S, RevokedCertificates, revoked_certificates
 from cepheid_tiered.bucket import LazyBucket
 
 if TYPE_CHECKING:
@@ -247,8 +247,7 @@ class Serving:
         """Close the connections of clients whose certificate a new revocation list names."""
         version = revoked.version
         while True:
-            await asyncio.sleep(self._settings.tls.reload_s)
-            revoked.reload_if_changed()
+            await revoked.follow_in_thread(min(self._settings.tls.reload_s, FOLLOW_S))
             if revoked.version != version:  # a handshake may have read it first
                 version = revoked.version
                 self.broker.end_revoked()
@@ -360,6 +359,8 @@ def _server_tls(settings: BrokerSettings, client_certificates: Literal["none", "
         raise SecurityConfigurationError("tls.certificate_file and tls.key_file are set together, or neither of them")
     if tls.certificate_file is None or tls.key_file is None:
         return None
+    if tls.crl is not None and tls.ca_file is not None:
+        revoked_certificates(tls.crl, tls.ca_file)  # so that lists of the CAs of servers are not reported as those of unknown CAs
     return ServerTls(
         tls.certificate_file,
         tls.key_file,

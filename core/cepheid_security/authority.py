@@ -1,9 +1,9 @@
-"""A certificate authority (CA) for clusters without one, and the certificates that it signs.
+"""A certificate authority of one's own, for clusters that have none: a CA, and certificates that it signs.
 
-Keys are EC keys of the curve P-256. Files are PEM; key files are readable only by their owner.
+Keys are EC keys of the curve P-256. The files are PEM; keys are readable by their owner alone.
 
-The CA is replaced in three stages. After each, every process and client reads its files again before the next stage begins, so
-that no process presents a certificate that another one does not trust yet:
+The CA is replaced in three stages. After each, every process and client reads its files again before the next one begins, so that
+no process shows a certificate that another one does not trust yet:
 
     stage     ca.pem        ca-key.pem     ca-next-key.pem    certificates
     (none)    old           old                               signed by the old CA
@@ -11,7 +11,7 @@ that no process presents a certificate that another one does not trust yet:
     sign      new, old      new                               signed by the new CA
     finish    new           new                               signed by the new CA
 
-crl.pem has a list of revoked certificates (CRL) of each CA in ca.pem. The old CA signs its list for the last time before `sign`.
+crl.pem has a list of revoked certificates (CRL) of each CA in ca.pem; that of the old CA is signed for the last time before `sign`.
 """
 
 from __future__ import annotations
@@ -30,31 +30,33 @@ from typing import Any
 from cepheid_security.principal import SecurityConfigurationError
 
 _CA_DAYS = 3650
-_CERTIFICATE_DAYS = 397  # the longest life of a server's certificate that current TLS clients accept
+_CERTIFICATE_DAYS = 397  # what current TLS clients accept at most of a server's certificate
 RENEW_BEFORE = datetime.timedelta(days=30)
-"""Time before its expiry from which a certificate or token is issued again."""
+"""Time before its end from which a certificate or token is made again."""
 ROTATION_STAGES = ("trust", "sign", "finish")
-"""Stages of replacing the CA, in order."""
+"""Stages of a replacement of the CA, in this order."""
 _BACKDATED = datetime.timedelta(hours=1)
-"""How long before their issue certificates become valid: clocks of clients may be slow."""
+"""Time by which certificates begin before they are made: clocks of clients may be late."""
 _NEXT_KEY = "ca-next-key.pem"
 REVOCATION_FILE = "crl.pem"
-_SERIAL = re.compile(r"(?:serial=|0x)?([0-9A-Fa-f]{1,40}|[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){1,19})")
-"""A serial number as `openssl x509 -serial` and `-text` print it, in hex."""
+_SERIAL = re.compile(
+    r"(?:serial=|0x)([0-9A-Fa-f]{1,40})|((?:serial=|0x)?[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){1,19})|([0-9A-Fa-f]{16,40})"
+)
+"""A serial number as `openssl x509 -serial` and `-text` print it, in hex. Few digits alone may be a misspelt name: `fade`."""
 _HOST = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9_.-]{0,252})")
 
 
 class Authority:
-    """A CA stored in a directory as ca.pem and ca-key.pem. While it is being replaced, ca.pem has the old and the new one."""
+    """A CA that is kept in `directory` as ca.pem and ca-key.pem. While it is being replaced, ca.pem has the old and the new one."""
 
     def __init__(self, directory: Path, now: datetime.datetime, renew_before: datetime.timedelta = RENEW_BEFORE) -> None:
-        """Create the CA, or read an existing one. Raises SecurityConfigurationError."""
+        """Make the CA, or read the one that is there. Raises SecurityConfigurationError."""
         self._directory, self._now, self._renew_before = directory, now, renew_before
         certificate_file, key_file = directory / "ca.pem", directory / "ca-key.pem"
         if certificate_file.exists() != key_file.exists():
             raise SecurityConfigurationError(f"{directory} has only one of ca.pem and ca-key.pem: restore the other, or remove it")
         self._trusted: list[Any] = []
-        """Certificates in ca.pem: of this CA, and of the CA before or after it."""
+        """The certificates in ca.pem: that of this CA, and that of the CA before or after it."""
         if certificate_file.exists():
             self._trusted, self._key = _read_certificates(certificate_file), _read_key(key_file)
             self._certificate = _of_key(self._trusted, self._key)
@@ -67,13 +69,13 @@ class Authority:
 
     @property
     def rotation_stage(self) -> str:
-        """Current stage of replacing this CA, or ""."""
+        """The stage of the replacement of this CA, "" when it is not being replaced."""
         if self._next_authority() is not None:
             return "trust"
         return "sign" if len(self._trusted) > 1 else ""
 
     def rotation_stage_began(self) -> datetime.datetime:
-        """Return when `rotation_stage` was reached, from the certificates that it issued. `rotation_stage` must not be empty."""
+        """Return when `rotation_stage` was reached, as the certificates that it made say. `rotation_stage` must not be empty."""
         if (found := self._next_authority()) is not None:
             made: list[Any] = [found[0]]
         else:
@@ -82,7 +84,7 @@ class Authority:
         return began + _BACKDATED
 
     def rotate(self, stage: str) -> str | None:
-        """Carry out one of ROTATION_STAGES and return what was changed, or None if it was carried out before.
+        """Take one of ROTATION_STAGES and return what was changed, None if the stage was taken before.
 
         A server's certificate keeps its hosts. Raises SecurityConfigurationError: another stage comes first.
         """
@@ -97,7 +99,7 @@ class Authority:
                 return f"signed by the new CA: {', '.join(self._sign_with_next())}"
             case "sign", "finish":
                 old = [name for name, certificate in self._own_certificates() if not _is_signed_by(certificate, self._certificate)]
-                if old:  # left by an interrupted run, or added since
+                if old:  # of a run that was broken off, or put here since
                     raise SecurityConfigurationError(f"{', '.join(old)} was signed by the old CA: run `cepheid secure init` first")
                 self._write_trusted(self._certificate)
                 self._write_revocation_lists()
@@ -113,36 +115,46 @@ class Authority:
         return None
 
     def revoked(self) -> dict[int, datetime.datetime]:
-        """Return the times of revocations in crl.pem by serial number. Raises SecurityConfigurationError."""
+        """Return the serial numbers of what is revoked in crl.pem, with the times. Raises SecurityConfigurationError."""
         return {entry.serial_number: entry.revocation_date_utc for parsed in self._revocation_lists() for entry in parsed}
 
     def revoke(self, what: str) -> tuple[int, bool]:
         """Revoke `NAME.pem`, or a certificate by its serial number in hex. Return the number, and whether that is new.
 
-        Raises SecurityConfigurationError if there is no such certificate or number, or another CA signed it.
+        Raises SecurityConfigurationError: there is neither, or another CA signed it. Which numbers a CA has used is known of the
+        certificates in the directory alone.
         """
         path = self._directory / f"{what}.pem"
-        if what in ("ca", "ca-next") or path.parent != self._directory or not path.is_file():
-            found = None if what == "ca" else _SERIAL.fullmatch(what)
+        if what not in ("ca", "ca-next", "crl") and path.parent == self._directory and path.is_file():
+            serial = self._own_serial(path, _read_certificates(path)[0])
+        else:
+            found = _SERIAL.fullmatch(what)
             if found is None:
                 raise SecurityConfigurationError(
-                    f"{what!r} is neither a certificate in {self._directory} nor a serial number in hex, such as 5A:01:FF"
+                    f"{what!r} is neither a certificate in {self._directory} nor a serial number in hex, such as 0x5A01FF"
                 )
-            serial = int(found[1].replace(":", ""), 16)
-        else:
-            certificate = _read_certificates(path)[0]
-            if not _is_signed_by(certificate, self._certificate):
-                raise SecurityConfigurationError(
-                    f"{path} was not signed by the CA of {self._directory / 'ca-key.pem'}: a CA revokes its own certificates alone"
-                )
-            serial = certificate.serial_number
+            serial = int(re.sub("^serial=|^0x|:", "", what), 16)
+            if any(each.serial_number == serial for each in self._trusted):
+                raise SecurityConfigurationError(f"{what} is the number of a CA: replace it by `cepheid secure rotate-ca`")
+            for name, certificate in self._own_certificates():
+                if certificate.serial_number == serial:
+                    self._own_serial(self._directory / f"{name}.pem", certificate)
         if serial in self.revoked():
             return serial, False
         self._write_revocation_lists(serial)
         return serial, True
 
+    def _own_serial(self, path: Path, certificate: Any) -> int:
+        """Raises SecurityConfigurationError: this CA did not sign it."""
+        if not _is_signed_by(certificate, self._certificate):
+            raise SecurityConfigurationError(
+                f"{path} was not signed by the CA of {self._directory / 'ca-key.pem'}: a CA revokes its own certificates alone"
+            )
+        serial: int = certificate.serial_number
+        return serial
+
     def ensure_revocation_list(self) -> str | None:
-        """Write crl.pem if this CA has no list there, or its next update is due soon. Return what was done, or None.
+        """Write crl.pem when a CA in ca.pem has no list there, or the next update is due soon. Return what was done, or None.
 
         Raises SecurityConfigurationError.
         """
@@ -160,12 +172,14 @@ class Authority:
         return parse_lists(path, path.read_bytes()) if path.exists() else []
 
     def _write_revocation_lists(self, *serials: int) -> None:
-        """Write the lists of all CAs in ca.pem, adding `serials` to that of this CA. A CA without a key here keeps its list."""
+        """Write the lists of all CAs in ca.pem, and add `serials` to that of this CA. A CA without a key keeps the list it has."""
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.serialization import Encoding
 
         before = self._revocation_lists()
+        # Processes refuse a lower number than that of the list in force. The clock may have been set back.
+        last_number = max(map(_number_of, before), default=0)
         signing = [(self._certificate, self._key)]
         if (following := self._next_authority()) is not None:
             signing.append(following)
@@ -180,7 +194,7 @@ class Authority:
                 .last_update(self._now - _BACKDATED)
                 .next_update(self._now + datetime.timedelta(days=_CERTIFICATE_DAYS))
                 .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(key.public_key()), critical=False)
-                .add_extension(x509.CRLNumber(int(self._now.timestamp() * 1000)), critical=False)
+                .add_extension(x509.CRLNumber(max(int(self._now.timestamp() * 1000), last_number + 1)), critical=False)
             )
             for entry in entries.values():
                 builder = builder.add_revoked_certificate(entry)
@@ -189,11 +203,10 @@ class Authority:
         others = [each for each in self._trusted if each not in signers]
         written += [each for each in before if any(_is_list_of(each, other) for other in others)]
         path = self._directory / REVOCATION_FILE
-        replace_private(path, b"".join(each.public_bytes(Encoding.PEM) for each in written))
-        path.chmod(0o644)
+        _replace(path, b"".join(each.public_bytes(Encoding.PEM) for each in written), 0o644)
 
     def _sign_with_next(self) -> list[str]:
-        """Make the next CA the signing one, issue all certificates again and return their names."""
+        """Make the next CA the one that signs, and issue all certificates again. Returns their names."""
         found = self._next_authority()
         assert found is not None
         self._certificate, self._key = found
@@ -208,16 +221,16 @@ class Authority:
         return names
 
     def _next_authority(self) -> tuple[Any, Any] | None:
-        """Return certificate and key of the CA that is trusted but does not sign yet."""
+        """Return certificate and key of the CA that is trusted and does not sign yet."""
         path = self._directory / _NEXT_KEY
         if not path.exists():
             return None
         key = _read_key(path)
         certificate = _of_key(self._trusted, key)
-        return None if certificate is None else (certificate, key)  # none: left by an interrupted run
+        return None if certificate is None else (certificate, key)  # none: of a run that was broken off
 
     def _own_certificates(self) -> list[tuple[str, Any]]:
-        """Return the certificates in the directory that have their keys there, by name."""
+        """Return the certificates in the directory whose keys are there, by name."""
         names = [path.name.removesuffix("-key.pem") for path in sorted(self._directory.glob("*-key.pem"))]
         files = [(name, self._directory / f"{name}.pem") for name in names if name not in ("ca", "ca-next")]
         return [(name, _read_certificates(path)[0]) for name, path in files if path.exists()]
@@ -234,14 +247,13 @@ class Authority:
 
     def _write_trusted(self, *certificates: Any) -> None:
         path = self._directory / "ca.pem"
-        replace_private(path, b"".join(map(_pem_of, certificates)))
-        path.chmod(0o644)
+        _replace(path, b"".join(map(_pem_of, certificates)), 0o644)
         self._trusted = list(certificates)
 
     def issue(self, name: str, *, hosts: Sequence[str] = (), for_servers: bool) -> None:
-        """Write `NAME.pem` and `NAME-key.pem`, replacing earlier ones. `hosts`: names and addresses of a server.
+        """Write `NAME.pem` and `NAME-key.pem`, in the place of earlier ones. `hosts`: names and addresses of a server.
 
-        Raises SecurityConfigurationError if one of `hosts` is neither.
+        Raises SecurityConfigurationError: one of `hosts` is neither.
         """
         from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -256,14 +268,12 @@ class Authority:
             for_servers=for_servers,
         )
         replace_private(self._directory / f"{name}-key.pem", _pem_of_key(key))
-        certificate_file = self._directory / f"{name}.pem"
-        replace_private(certificate_file, _pem_of(certificate))
-        certificate_file.chmod(0o644)
+        _replace(self._directory / f"{name}.pem", _pem_of(certificate), 0o644)
 
     def ensure(self, name: str, *, hosts: Sequence[str] = (), for_servers: bool) -> str | None:
-        """Issue `NAME.pem` if it is missing, expires soon, or lacks one of `hosts`. Return what was done, or None.
+        """Issue `NAME.pem` when it is missing, expires soon, or lacks one of `hosts`. Return what was done, or None.
 
-        It keeps the hosts that it has, since clients use them. Raises SecurityConfigurationError, and what `issued` raises.
+        Hosts that it has stay: clients use them. Raises SecurityConfigurationError, also as `issued`.
         """
         found = self.issued(name)
         if found is None:
@@ -278,9 +288,9 @@ class Authority:
         return f"{name}.pem (again, {why})"
 
     def issued(self, name: str) -> Issued | None:
-        """Return the contents of `NAME.pem`, or None if it or its key is missing, as after an interrupted run.
+        """Return what `NAME.pem` says; None when it or its key is missing, as after a run that was broken off.
 
-        Raises SecurityConfigurationError if another CA signed it, or it does not belong to `NAME-key.pem`.
+        Raises SecurityConfigurationError: it was signed by another CA, or is not the certificate of the key beside it.
         """
         certificate_file, key_file = self._directory / f"{name}.pem", self._directory / f"{name}-key.pem"
         if not certificate_file.exists() or not key_file.exists():
@@ -342,7 +352,7 @@ class Authority:
         )
         if not is_ca:
             usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
-            if for_servers:  # servers are also clients: brokers of each other, for example
+            if for_servers:  # brokers are clients of each other, too
                 usages.insert(0, ExtendedKeyUsageOID.SERVER_AUTH)
             builder = builder.add_extension(x509.ExtendedKeyUsage(usages), critical=False)
         if names:
@@ -352,8 +362,8 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """An existing certificate: its names and addresses, its expiry, and whether it was signed by a CA that is being replaced or was
-    revoked."""
+    """A certificate that is there: the names and addresses that it is for, its end, and whether a CA that is replaced signed it or
+    it was revoked."""
 
     hosts: tuple[str, ...]
     valid_until: datetime.datetime
@@ -362,20 +372,26 @@ class Issued:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a new file that only its owner may read. Raises FileExistsError."""
+    """Write a file that its owner alone may read. A file that exists stays: raises FileExistsError."""
     if path.exists() or path.is_symlink():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     replace_private(path, data)
 
 
 def replace_private(path: Path, data: bytes) -> None:
-    """Write a file that only its owner may read, replacing an earlier one atomically."""
+    """Write a file that its owner alone may read, in the place of an earlier one. It is there whole or not at all."""
+    _replace(path, data, 0o600)
+
+
+def _replace(path: Path, data: bytes, mode: int) -> None:
+    """Write a file in the place of an earlier one. Its readers never see it without its mode."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
             file.flush()
+            os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
@@ -445,12 +461,23 @@ def _is_signed_by(certificate: Any, authority: Any) -> bool:
 
 
 def _is_list_of(revocations: Any, authority: Any) -> bool:
-    """Return whether this CA issued a revocation list."""
+    """Return whether a revocation list is one of this CA."""
     return revocations.issuer == authority.subject and bool(revocations.is_signature_valid(authority.public_key()))
 
 
+def _number_of(revocations: Any) -> int:
+    """Return the CRL number of a list, 0 when it has none."""
+    from cryptography import x509
+
+    try:
+        number: int = revocations.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number
+    except (x509.ExtensionNotFound, ValueError):
+        return 0
+    return number
+
+
 def _of_key(certificates: Sequence[Any], key: Any) -> Any:
-    """Return the certificate of this key, or None."""
+    """Return the certificate of this key, None if there is none."""
     return next((each for each in certificates if each.public_key() == key.public_key()), None)
 
 

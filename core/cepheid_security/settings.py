@@ -54,6 +54,11 @@ class TlsSettings(BaseModel, frozen=True, extra="forbid"):
         return self.certificate_file is not None
 
     @property
+    def looks_up_revoked_clients(self) -> bool:
+        """Whether certificates of clients are looked up in the lists of `crl`."""
+        return self.enabled and self.crl is not None and self.client_certificates != "none"
+
+    @property
     def own_tls(self) -> ClientTls | None:
         """Files that this process connects to the brokers and bookies of its cluster with; None without TLS.
 

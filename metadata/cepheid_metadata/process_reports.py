@@ -57,7 +57,7 @@ class ProcessReport(GrownRecord):
     zookeeper_tls: bool | None = None
     """Whether it uses TLS to ZooKeeper. None: it does not, or is of an older release, which cannot read reports with this field."""
     revocation_lists: bool | None = None
-    """Whether it checks certificates against revocation lists. None: it does not, or is of an older release, as above."""
+    """Whether it looks certificates of clients up in revocation lists. None: it does not, or is of an older release, as above."""
 
 
 def broker_reports(store: MetadataStore) -> Records[str, ProcessReport]:

@@ -240,7 +240,7 @@ def test_a_revoked_certificate_is_listed_and_made_again(tmp_path: Path, capsys: 
     assert "bookie.pem (again, it was revoked)" in capsys.readouterr().out
     secure.revoke(tmp_path)
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == [f"{old:X}", "A1B"]
-    for what in ("ca", "ca-next", "no such", "../bookie", ""):
+    for what in ("ca", "ca-next", "crl", "no such", "fade", "../bookie", ""):
         with pytest.raises(SecurityConfigurationError, match=r"neither a certificate in .* nor a serial number"):
             secure.revoke(tmp_path, what)
     with pytest.raises(typer.BadParameter, match=r"has no ca-key\.pem"):
@@ -266,3 +266,29 @@ def test_each_ca_has_a_revocation_list_while_one_replaces_the_other(tmp_path: Pa
     assert found() == [(1, 1), (1, 1)], "the new CA is the first one from now on, and the list of the old one is kept"
     secure.rotate_ca(tmp_path, "finish")
     assert found() == [(1, 1)]
+
+
+def test_the_name_of_a_file_comes_before_a_serial_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secure.init(tmp_path)
+    name = "fade" * 4
+    for suffix in ("", "-key"):
+        (tmp_path / f"client{suffix}.pem").rename(tmp_path / f"{name}{suffix}.pem")
+    number = x509.load_pem_x509_certificate((tmp_path / f"{name}.pem").read_bytes()).serial_number
+    secure.revoke(tmp_path, name)
+    assert f"{number:X} is revoked" in capsys.readouterr().out
+
+
+def test_serial_numbers_of_a_ca_and_of_the_old_ca_are_not_revoked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secure.init(tmp_path)
+    ca, client = (x509.load_pem_x509_certificate((tmp_path / f"{name}.pem").read_bytes()) for name in ("ca", "client"))
+    with pytest.raises(SecurityConfigurationError, match="is the number of a CA"):
+        secure.revoke(tmp_path, f"{ca.serial_number:X}")
+    files = {name: (tmp_path / name).read_bytes() for name in ("client.pem", "client-key.pem")}
+    for stage in ("trust", "sign"):
+        Authority(tmp_path, datetime.datetime.now(datetime.UTC)).rotate(stage)
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    capsys.readouterr()
+    with pytest.raises(SecurityConfigurationError, match="a CA revokes its own certificates alone"):
+        secure.revoke(tmp_path, f"{client.serial_number:X}")
+    assert "revoked" not in capsys.readouterr().out

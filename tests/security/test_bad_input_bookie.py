@@ -156,6 +156,27 @@ async def test_a_revoked_certificate_on_the_grpc_port(files: Path, tmp_path: Pat
         await connection.aclose()
 
 
+async def test_a_read_ends_when_the_certificate_of_its_client_is_revoked(
+    files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cepheid_security.certificate_revocations.LOOK_S", 0.0)
+    files = shutil.copytree(files, tmp_path / "files")
+    async with secured(files, tmp_path) as bookie:
+        connection = GrpcConnection("b", f"{TLS_MARK}127.0.0.1:{bookie.server.port}", tls=tls_of(files, "broker"))
+        read = bookie.server._bookie.read
+
+        async def revoke_then_read(request: ReadRequest) -> AsyncIterator[Any]:
+            Files(files).revoke("broker")
+            async for answer in read(request):
+                yield answer
+
+        monkeypatch.setattr(bookie.server._bookie, "read", revoke_then_read)
+        assert "the certificate was revoked by its CA" in await outcome_of(CALLS["read"], connection)
+        (line,) = await bookie.lines()
+        assert (line["operation"], line["role"], line["result"]) == ("Read", "broker", "denied")
+        await connection.aclose()
+
+
 async def test_calls_streams_and_scans_end_when_a_certificate_is_revoked(
     files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

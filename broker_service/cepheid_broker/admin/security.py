@@ -23,9 +23,9 @@ def security(context: AdminContext) -> APIRouter:
         keys = None if context.tickets is None else context.tickets.problem
         plain = security_of(context.store).plain_problem if context.broker.settings.tls.enabled else None
         tls = context.broker.settings.tls
-        lists = (
-            [] if tls.crl is None or tls.client_ca_file is None else revoked_certificates(tls.crl, tls.client_ca_file).problems()
-        )
+        lists: list[str] = []
+        if tls.looks_up_revoked_clients and tls.crl is not None and tls.client_ca_file is not None:
+            lists = revoked_certificates(tls.crl, tls.client_ca_file).problems()
         return {
             "brokers": _shown(await running_brokers(context.store)),
             "bookies": _shown(await running_bookies(context.store)),
