@@ -142,4 +142,4 @@ async def test_a_consumer_that_catches_up_on_small_entries_leaves_turns_to_other
         monkeypatch.setattr(Dispatcher, "_pass", counted)
         client.send(pb.CommandFlow(consumer_id=0, messagePermits=10 * READ_ENTRIES))
         await wait_until(lambda: sum(sent) == 3 * READ_ENTRIES, what="all messages")
-    assert max(sent) <= READ_ENTRIES
+    assert max(sent) < 2 * READ_ENTRIES  # one read, and what the socket did not take of the one before

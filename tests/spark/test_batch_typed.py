@@ -92,7 +92,7 @@ def test_a_schema_of_ones_own_picks_columns(topic: str, client: pulsar.Client, l
     publish_flights(client, topic, JsonSchema(Flight), [flight(4)])
     rows = load(topic, "__entry_id bigint, number int, carrier string", readMode="typed").collect()
     assert [tuple(row) for row in rows] == [(0, 4, "C1")]
-    with pytest.raises(PySparkException, match="number string, and it is int"):
+    with pytest.raises(PySparkException, match="column number is int, the schema declares string"):
         load(topic, "number string", readMode="typed").count()
 
 
