@@ -179,7 +179,7 @@ class BrokerRole(Role):
         """Warn about too few bookies. Not an error: they may start after brokers, and old topics are read without new ledgers."""
         writable, wanted = len(self._bookies.writable()), self.settings.ensemble_size
         if writable < wanted:
-            hint = "repair or start bookies, or start brokers with a smaller ensemble: --ensemble-size, --write-quorum, --ack-quorum"
+            hint = "repair or start bookies, or use a smaller ensemble for brokers: --ensemble-size, --write-quorum, --ack-quorum"
             facts = {"writable": writable, "ensemble_size": wanted, "error": "; ".join(self._bookies.problems())}
             log.warning("broker.too_few_bookies", extra={**facts, "hint": hint})
 
