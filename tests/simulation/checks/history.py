@@ -48,12 +48,14 @@ class BookieFacts:
     unrecorded_lacs: dict[int, int] = field(default_factory=dict)  # … and the highest LAC of a ledger that a writer told it
     forgotten_through: int = -1  # when its disks were lost: the last ledger that existed then
     losses: int = 0  # how often they were
+    lost_at_s: float = float("-inf")  # when they were lost last
     kept: dict[int, dict[int, int]] = field(default_factory=dict)  # ledger → entry → `losses` when it was last answered OK
     dropped: dict[int, int] = field(default_factory=dict)  # ledger → the last admission before its surplus copy was dropped
 
-    def lose_disks(self, last_ledger_id: int) -> None:
+    def lose_disks(self, last_ledger_id: int, now_s: float) -> None:
         """What was answered OK stays in `ok`; nothing of it is held any more, and no fence."""
         self.forgotten_through = last_ledger_id
+        self.lost_at_s = now_s
         self.losses += 1
 
     def drop(self, ledger_id: int, admission: int) -> None:
@@ -245,6 +247,11 @@ class History:
 
     def was_registered_within(self, bookie_id: str, seconds: float) -> bool:
         return self._was_within(bookie_id, seconds, is_registered=True)
+
+    def lost_disks_while_registered(self, bookie_id: str) -> bool:
+        """Whether its disks were lost since it registered last: it did not come back since."""
+        changes = self.registrations.get(bookie_id, [])
+        return self.bookie(bookie_id).lost_at_s > max((at_s for at_s, state in changes if state), default=float("inf"))
 
     def _was_within(self, bookie_id: str, seconds: float, *, is_registered: bool) -> bool:
         changes = self.registrations.get(bookie_id, [])

@@ -153,7 +153,9 @@ class RepairChecks:
             return False
         if mark.bookies[bookie] not in (ShortReason.EMPTY_DISK, ShortReason.DAMAGED):
             return True  # it came back with what it has
-        return not lacking(self._history, record, bookie)
+        # Its copies were checked before their disks were lost. When it is found gone, or comes back empty, it is marked again.
+        is_lost = self._history.lost_disks_while_registered(bookie)
+        return is_lost or not lacking(self._history, record, bookie)
 
     def _is_held(self, record: LedgerMetadata, entry_id: int) -> bool:
         return any(

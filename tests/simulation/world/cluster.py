@@ -502,7 +502,7 @@ class SimBookie:
         self.disk, self.journal_disk, self.index = disk, journal_disk, index
 
     def _count_loss(self) -> None:
-        self._history.bookie(self.id).lose_disks(max(self._history.creators, default=-1))
+        self._history.bookie(self.id).lose_disks(max(self._history.creators, default=-1), self._history.now_s)
 
     # -- what happens to its process ------------------------------------------------------------------------------------
 

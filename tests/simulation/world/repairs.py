@@ -107,7 +107,7 @@ class Repairs:
         bookie.gone = True
         if bookie.node.alive:
             bookie.crash(power=True)
-        world.history.bookie(bookie.id).lose_disks(max(world.history.creators, default=-1))
+        world.history.bookie(bookie.id).lose_disks(max(world.history.creators, default=-1), world.history.now_s)
         self.count_loss()
 
     def count_loss(self) -> None:

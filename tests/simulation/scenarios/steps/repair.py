@@ -49,7 +49,7 @@ def gone(scene: Scene, bookies: Sequence[SimBookie]) -> None:
     """Their machines burn down, and nobody builds others."""
     for each in bookies:
         each.crash(power=False)
-        scene.history.bookie(each.id).lose_disks(max(scene.history.creators, default=-1))
+        scene.history.bookie(each.id).lose_disks(max(scene.history.creators, default=-1), scene.history.now_s)
 
 
 @step("{bookie} is decommissioned")
