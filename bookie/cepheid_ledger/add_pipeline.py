@@ -28,7 +28,8 @@ class AddPipeline:
     """The adds of one ledger. Implements `LaneListener`.
 
     `on_change` must lead to `begin_change` and `change_ensemble`, or to `refuse_change`, now or later. `on_failed` is called
-    once, before the groups that are left get the same error.
+    once, before the groups that are left get the same error. `on_missed` is called for a bookie that failed after `leave`, and so
+    does not get what was still queued for it.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class AddPipeline:
         kept_bytes: KeptBytes,
         on_change: Callable[[ChangeEnsemble], None],
         on_failed: Callable[[LedgerError], None],
+        on_missed: Callable[[str], None],
     ) -> None:
         self.state = state
         self.unconfirmed = Unconfirmed(kept_bytes)
@@ -52,6 +54,7 @@ class AddPipeline:
         self._channel_of = channel_of
         self._on_change = on_change
         self._on_failed = on_failed
+        self._on_missed = on_missed
         self._reasons: dict[str, str] = {}  # of bookies that failed
         self._lanes: dict[str, tuple[BookieChannel, Lane]] = {}
         self._open_lanes(state.ensemble)
@@ -89,7 +92,7 @@ class AddPipeline:
         if not self.state.failed_for_good:
             self.state.fail()
             for channel, lane in self._lanes.values():
-                channel.leave_lane(lane)
+                channel.leave_lane(lane, self._on_missed)
             self._lanes.clear()
             self._finish(error)
 
@@ -134,7 +137,7 @@ class AddPipeline:
             for bookie in newcomers:
                 self._send(bookie, self.unconfirmed.view(first, last), ensemble.index(bookie))
                 channel, lane = self._lanes.pop(bookie)
-                channel.leave_lane(lane)
+                channel.leave_lane(lane, self._on_missed)
 
     # Checking that the ledger is still ours
 

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 from cepheid_ledger.channel_stream import ChannelStream, Unanswered
 from cepheid_ledger.errors import BookieProtocolError
-from cepheid_ledger.lane import Lane, LaneListener, NoListener, merge_small
+from cepheid_ledger.lane import Lane, LaneListener, LeftLane, merge_small
 from cepheid_ledger.settings import LedgerSettings
 from cepheid_ports import TaskOwner
 from cepheid_rpc import AddAnswer, AddRequest, BookieConnection, BookieUnavailableError, Status
@@ -127,12 +127,15 @@ class BookieChannel:
         if (timer := self._repeaters.pop(lane, None)) is not None:
             timer.cancel()
 
-    def leave_lane(self, lane: Lane) -> None:
-        """Detach a writer that is done. What is queued is still sent, since Qa copies are not yet all copies."""
+    def leave_lane(self, lane: Lane, on_missed: Callable[[str], None]) -> None:
+        """Detach a writer that is done. What is queued is still sent, since Qa copies are not yet all copies.
+
+        `on_missed` is called with the bookie's id if it fails first, unless the channel is closed.
+        """
         if not lane.waits:
             self.close_lane(lane)
         elif not lane.closed:
-            lane.listener = NoListener()
+            lane.listener = LeftLane(on_missed)
             lane.left = True
 
     async def aclose(self) -> None:
@@ -142,6 +145,8 @@ class BookieChannel:
             if timer is not None:
                 timer.cancel()
         self._ticker = self._reopener = None
+        for lane in [lane for lane in self._lanes if lane.left]:
+            self.close_lane(lane)
         self._fail(list(self._lanes), "the ledger client was closed")
         stream = self._stream
         if stream is not None:

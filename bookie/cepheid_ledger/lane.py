@@ -7,6 +7,7 @@ send ──►│ queue │──next_message──►│ unanswered │──OK
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from cepheid_rpc import AddRequest, Status, merge_groups
@@ -31,17 +32,23 @@ class LaneListener(Protocol):
         """Whether giving up this bookie would cost copies, not progress."""
 
 
-class NoListener:
-    """The listener of a lane whose writer has ended: its remaining entries complete the copies, and no caller waits for them."""
+class LeftLane:
+    """The listener of a lane whose writer has ended: its remaining entries complete the copies, and no caller waits for them.
+
+    `on_missed` is called if the bookie fails before it has them all.
+    """
+
+    def __init__(self, on_missed: Callable[[str], None]) -> None:
+        self._on_missed = on_missed
 
     def on_added(self, bookie_id: str, last_entry_id: int) -> None:
         pass
 
     def on_add_failed(self, bookie_id: str, reason: str) -> None:
-        pass
+        self._on_missed(bookie_id)
 
     def on_refused_for_good(self, bookie_id: str, status: Status) -> None:
-        pass
+        self._on_missed(bookie_id)
 
     def can_do_without(self, bookie_id: str) -> bool:
         return True

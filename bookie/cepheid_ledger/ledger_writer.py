@@ -98,7 +98,9 @@ class LedgerWriter:
             kept_bytes=slots.kept_bytes,
             on_change=self._on_change,
             on_failed=self._on_failed,
+            on_missed=self._on_missed,
         )
+        self._missed: dict[str, None] = {}  # bookies that failed after closing began, before they had everything
         self._core = self._pipeline.state
         self._tasks = TaskOwner(f"ledger {self.ledger_id}", self._on_defect)
 
@@ -233,7 +235,7 @@ class LedgerWriter:
             await self._changer.abandon()
         try:
             # Missing copies are marked once the ledger is closed: this process may end before that.
-            await self._record.change(self._plan_close, to_check(self._store, self._record.ledger) if self._core.short else ())
+            await self._record.change(self._plan_close, to_check(self._store, self._record.ledger) if self._short() else ())
         except LedgerError as error:
             self.state, self.failure = WriterPhase.FAILED, error
             self._pipeline.unconfirmed.let_go()
@@ -244,9 +246,22 @@ class LedgerWriter:
         self.state = WriterPhase.CLOSED
         self._supply_newcomers(self._end.last_entry_id)
         self._pipeline.unconfirmed.let_go()
-        if short := set(self._core.short).intersection(self.bookies):
-            self._tasks.start(self._on_short(self.ledger_id, sorted(short)), name="mark-short")
+        self._mark_short(self._short())
         return self._end
+
+    def _short(self) -> set[str]:
+        return {*self._core.short, *self._missed}
+
+    def _mark_short(self, bookies: set[str]) -> None:
+        if short := bookies.intersection(self.bookies):
+            self._tasks.start(self._on_short(self.ledger_id, sorted(short)), name="mark-short")
+
+    def _on_missed(self, bookie_id: str) -> None:
+        """Mark the copies of a bookie that was only slow when the ledger was closed, and has failed since."""
+        if self.state is WriterPhase.CLOSED:
+            self._mark_short({bookie_id})
+        else:
+            self._missed[bookie_id] = None
 
     def _supply_newcomers(self, last_entry_id: int) -> None:
         """Send entries to bookies of a change that closing abandoned but metadata has: otherwise they would get nothing."""

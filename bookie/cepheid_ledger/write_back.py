@@ -46,6 +46,7 @@ class WriteBack:
             kept_bytes=KeptBytes(0),  # a change is decided in the turn in which it starts
             on_change=self._on_change,
             on_failed=self._on_failed,
+            on_missed=lambda _: None,  # repair checks every copy of a ledger after its recovery
         )
         self._pipeline: AddPipeline | None = None  # created with the first entry: most recoveries of idle ledgers have none
 

@@ -564,15 +564,28 @@ def test_pauses_before_refused_entries_go_again_grow_up_to_a_bound() -> None:
     assert pauses == [1, 2, 4, 8, 16, 25, 25]
 
 
-@pytest.mark.parametrize("status", [Status.OK, Status.IO_ERROR, Status.FENCED])
-def test_who_left_hears_nothing_more(status: Status) -> None:
+@pytest.mark.parametrize(("status", "missed"), [(Status.OK, []), (Status.IO_ERROR, ["a"]), (Status.FENCED, ["a"])])
+def test_a_writer_that_left_learns_only_that_a_bookie_missed_entries(status: Status, missed: list[str]) -> None:
     async def test(s: Setting) -> None:
+        found: list[str] = []
         s.send((0, 0))
         s.transport.take()
-        s.channel.leave_lane(s.lane)
+        s.channel.leave_lane(s.lane, found.append)
         s.transport.answer((7, 0, 0), status=status)
         assert (s.listener.added, s.listener.failures, s.listener.refusals) == ([], [], [])
-        assert s.lane.closed
+        assert (found, s.lane.closed) == (missed, True)
+
+    in_setting(test)
+
+
+def test_a_channel_that_is_closed_reports_nothing_to_a_writer_that_left() -> None:
+    async def test(s: Setting) -> None:
+        found: list[str] = []
+        s.send((0, 0))
+        s.transport.take()
+        s.channel.leave_lane(s.lane, found.append)
+        await s.channel.aclose()
+        assert (found, s.lane.closed) == ([], True)
 
     in_setting(test)
 

@@ -16,7 +16,7 @@ from cepheid_ledger import (
     WriterPhase,
 )
 from cepheid_ledger.metadata_edits import in_recovery
-from cepheid_metadata import LedgerState, StoreUnavailableError
+from cepheid_metadata import LedgerState, ShortReason, StoreUnavailableError, repair_marks
 from cepheid_rpc import EntryGroup, Status
 from tests.ledger.faulty_store import FaultyStore
 from tests.ledger.ledger_world import FAST, append, ledger_world, payloads_of
@@ -75,6 +75,21 @@ async def test_a_failed_bookie_costs_copies_but_no_progress(fault: str) -> None:
         reader = await world.client.open_reader(writer.ledger_id)
         bad.hang = False
         assert payloads_of(await reader.read(0, 6, max_bytes=1 << 20))[0] == b"before"
+
+
+@pytest.mark.parametrize("closes_late", [False, True])
+async def test_copies_that_a_bookie_refused_until_after_the_close_are_marked(closes_late: bool) -> None:
+    """It was only slow when closing began, and fails while the record is written, or after that."""
+    async with ledger_world(store_of=FaultyStore) as world:
+        writer = await world.create()
+        world.cluster["b"].refuse = Status.OVERLOADED
+        await append(writer, [b"x"])
+        world.store.delay_s = 2 * FAST.refusal_retry_s if closes_late else 0.0
+        await writer.close()
+        await asyncio.sleep(2 * FAST.refusal_retry_s)
+        found = await repair_marks(world.store).get(writer.ledger_id)
+        assert found is not None
+        assert found.record.bookies == {"b": ShortReason.DAMAGED}
 
 
 @pytest.mark.parametrize(("size", "ack_quorum", "broken"), [(1, 1, "a"), (3, 3, "b"), (3, 2, "bc")])

@@ -219,17 +219,6 @@ def lacking(history: History, record: LedgerMetadata, bookie: str) -> list[int]:
 
 
 def not_whole(history: History, record: LedgerMetadata, gone: Sequence[str]) -> list[str]:
-    """Bookies that the record names for copies that they do not have: they are gone, lost their disks, or missed them (V5).
-
-    A known defect is left out (docs/correctness.md, seed 0x175ebc705): a bookie that refuses entries until their writer has closed
-    the ledger never gets them, and nothing remembers it. Recovery checks the copies of the ledgers that it closes.
-    """
+    """Bookies that the record names for copies that they do not have: they are gone, lost their disks, or missed them (V5)."""
     named = {bookie: None for fragment in needed(record) for bookie in fragment.ensemble}
-    is_recovered = any(ledger_id == record.ledger_id for _, ledger_id in history.recoverers)
-
-    def is_short(bookie: str) -> bool:
-        told = history.bookie(bookie).ok.get(record.ledger_id, {})
-        lacks = lacking(history, record, bookie)
-        return any(is_recovered or entry_id in told for entry_id in lacks)
-
-    return [bookie for bookie in named if bookie in gone or is_short(bookie)]
+    return [bookie for bookie in named if bookie in gone or lacking(history, record, bookie)]
