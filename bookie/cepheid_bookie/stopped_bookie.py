@@ -29,7 +29,7 @@ from cepheid_ports import CepheidError
 
 INDEX = "index"
 _SIGNS = ("VERSION", "entrylog", INDEX, "mark.0", "mark.1")
-"""Names of which at least one is in every data directory in which a bookie has started."""
+"""Every data directory in which a bookie has started has at least one of these files or folders."""
 
 
 class NotABookieDirectoryError(BookieError):

@@ -38,7 +38,8 @@ from cepheid_rpc import Buffer, EntryGroup
 log = logging.getLogger(__name__)
 
 AppendDone = Callable[[Position | ManagedLedgerError, int], None]
-"""(position of the first entry, or the error because of which it may not be stored; number of entries). Must not raise."""
+"""Called with the position of the first entry, or the error after which it may not be stored, and the number of entries; must not
+raise."""
 
 RESEND_BYTES = 8 * MIB
 """Bytes of one topic resent to its next ledger at once: more would fill the bookies' windows if many topics lose a ledger."""

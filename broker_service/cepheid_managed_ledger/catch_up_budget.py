@@ -27,7 +27,7 @@ class CatchUpBudget:
         self.used_bytes = 0
         self.object_limit_bytes = limit_bytes if object_limit_bytes is None else object_limit_bytes
         self.object_bytes = 0
-        """Of what is used, what was read from objects ahead of readers."""
+        """The part of `used_bytes` that was read ahead from objects."""
         self.holders: dict[Holder, None] = {}
         """Objects that may have memory to release."""
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()

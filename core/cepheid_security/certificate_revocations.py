@@ -5,14 +5,14 @@
     open connection, call of gRPC ──► why_revoked ──► ended
 
 Rules
-1. A list stays in force after its date of the next update, with a warning. What it revokes stays revoked, and other certificates
-   are accepted. OpenSSL's own check (VERIFY_CRL_CHECK_LEAF) would refuse every certificate of that CA from this date on, and of a
-   CA without a list: one file that was not replaced in time would stop a cluster. gRPC for Python has no such check at all. So all
-   ports decide here, by the same rule, and a resumed TLS session is checked as well.
-2. Lists of one CA add up. A list counts only with the signature of a CA in the file of CAs: lists often come by plain HTTP.
-3. Nothing that happens to the files takes a revocation back, except a newer list of the same CA. A start fails on a file that
-   cannot be used. Later its earlier lists stay in force, and so do those of a CA whose lists were removed or replaced by older
-   ones (the CRL number tells). Each is named in the log once, and among the problems.
+1. A list stays in force after the date of its next update, with a warning. What it revokes stays revoked, and other certificates
+   are accepted. OpenSSL's own check (VERIFY_CRL_CHECK_LEAF) would refuse every certificate of that CA from this date on, and every
+   one of a CA without a list: one file not replaced in time would stop a cluster. gRPC for Python has no such check. So all ports
+   decide here, by the same rule, and a resumed TLS session is checked as well.
+2. Lists of one CA add up. A list counts only if a CA in the CA file signed it: lists are often fetched over plain HTTP.
+3. Only a newer list of the same CA can take a revocation back. At a start, a file that cannot be used is an error. Later, the lists
+   read from it before stay in force, and so do the lists of a CA whose files were removed or replaced by older ones (with a lower
+   CRL number). Each such case is logged once and listed among the problems.
 """
 
 from __future__ import annotations
@@ -35,24 +35,25 @@ from cepheid_security.principal import SecurityConfigurationError
 log = logging.getLogger(__name__)
 
 LOOK_S = 10.0
-"""Time between two looks for new files, in handshakes and calls."""
+"""Time between two checks for new files, in handshakes and calls."""
 FOLLOW_S = 5.0
-"""The same for servers, which look in a thread, so that handshakes and calls need not. Also between looks at open connections."""
+"""Time between two checks of servers: for new files, in a thread, and for revoked certificates of open connections. Handshakes and
+calls then need no check of their own."""
 REVOKED = "the certificate was revoked by its CA"
 _BEGIN, _END = b"-----BEGIN X509 CRL-----", b"-----END X509 CRL-----"
 _PEM = re.compile(_BEGIN + rb".+?" + _END, re.DOTALL)
 
 NameKey = tuple[frozenset[tuple[str, bytes]], ...]
-"""A name of a CA for comparisons, as OpenSSL compares them: without the encodings, case and spacing of its strings."""
+"""The name of a CA, normalized as in OpenSSL's comparison: without the encodings, case and spacing of its strings."""
 CertificateId = tuple[NameKey, int]
 """Name of the issuer and serial number."""
 
 
 @dataclass(frozen=True, slots=True)
 class RevocationList:
-    """What one list says. `next_update` is None where the CA names no date, `number` is -1 where it numbers no lists.
+    """The contents of one list. `next_update` is None if the CA gives no date, `number` is -1 if it does not number its lists.
 
-    `scope`: the CA's name and key, and which of its certificates the list is about. A list with `is_complete` is about all.
+    `scope`: the CA's name and key, and which of its certificates the list covers; all of them if `is_complete`.
     """
 
     issuer: str
@@ -65,13 +66,13 @@ class RevocationList:
 
 
 class RevokedCertificates:
-    """The lists in a file or in the files of a folder, PEM or DER. It reads them again when they change, as they are asked for."""
+    """The lists in a file or in the files of a folder, PEM or DER. They are read again after a change, at the next query."""
 
     def __init__(self, path: str, ca_file: str) -> None:
         """`ca_file`: the CAs whose lists count. Raises SecurityConfigurationError."""
         self._path, self._ca_file = path, ca_file
         self._seen = self._state()
-        """What was read last; empty: read again, as something could not be read."""
+        """State of the files at the last reading; empty to read them again, because one could not be read."""
         self.lists: tuple[RevocationList, ...] = ()
         self._serials: Mapping[NameKey, frozenset[int]] = {}
         self._unused: list[str] = []
@@ -80,17 +81,17 @@ class RevokedCertificates:
         self._unknown: dict[NameKey, str] = {}
         """Sentences about lists of CAs that are not in `ca_file`."""
         self._sharing: list[RevokedCertificates] = [self]
-        """All that read these files. Each has another file of CAs, such as those of clients and those of servers."""
+        """All readers of these files, each with a CA file of its own, such as that for clients and that for servers."""
         self._reading = threading.Lock()
         self._read(is_start=True)
         self.version = 0
-        """Another number when the lists have changed."""
+        """Incremented when the lists have changed."""
         self._looked_at_s = time.monotonic()
         self._warned: set[str] = set()
         self._warn()
 
     def share(self, others: list[RevokedCertificates]) -> None:
-        """Join those that read the same files: a list is of an unknown CA when none of them knows it."""
+        """Join the other readers of the same files. The CA of a list is unknown only if none of them knows it."""
         self._sharing = others
         others.append(self)
 
@@ -98,13 +99,13 @@ class RevokedCertificates:
         return f"<RevokedCertificates {self._path}: {sum(len(each.serials) for each in self.lists)}>"
 
     def why_revoked(self, certificate: bytes) -> str | None:
-        """Return a sentence when the certificate (PEM or DER) is revoked, None when it is not."""
+        """Return a sentence if the certificate (PEM or DER) is revoked, else None."""
         self.follow()
         issuer, serial = certificate_id(certificate)
         return REVOKED if serial in self._serials.get(issuer, ()) else None
 
     def follow(self) -> None:
-        """Look for new files, at most once in LOOK_S."""
+        """Check for new files, at most once in LOOK_S."""
         now_s = time.monotonic()
         if now_s - self._looked_at_s >= LOOK_S:
             self._looked_at_s = now_s
@@ -116,7 +117,7 @@ class RevokedCertificates:
         await asyncio.to_thread(self.reload_if_changed)
 
     def reload_if_changed(self) -> None:
-        """Read the files again when they have changed. Any thread may call this; it does not wait for another one."""
+        """Read the files again if they have changed. Thread-safe; does not wait for a reading in another thread."""
         for each in self._sharing:
             if each._reading.acquire(blocking=False):
                 try:
@@ -146,7 +147,7 @@ class RevokedCertificates:
         self._warn()
 
     def problems(self) -> list[str]:
-        """Return sentences for people about lists that are missing, too old or not used."""
+        """Return sentences for operators about lists that are missing, out of date or not used."""
         return [*self._unused, *self._of_unknown_cas(), *self._not_current()]
 
     def _of_unknown_cas(self) -> list[str]:
@@ -221,7 +222,7 @@ class RevokedCertificates:
         self.lists, self._serials, self._unused, self._unknown = tuple(lists), serials, unused, unknown
 
     def _why_kept(self, before: list[RevocationList], found: list[RevocationList]) -> str | None:
-        """Return a sentence when lists in force, all of one scope, stay so although the files lack them; None: they do not."""
+        """Return why these lists of one scope stay in force although the files no longer have them, or None if they do not."""
         scope, name, number = before[0].scope, before[0].issuer, max(each.number for each in before)
         numbers = [each.number for each in found if each.scope == scope]
         if not numbers:
@@ -239,7 +240,7 @@ class RevokedCertificates:
         )
 
     def _lists_in(self, path: Path, authorities: list[Any], unknown: dict[NameKey, str]) -> list[RevocationList]:
-        """Adds to `unknown`. Raises SecurityConfigurationError."""
+        """Return the lists in a file, and add to `unknown` those of unknown CAs. Raises SecurityConfigurationError."""
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -274,7 +275,7 @@ _sharing: dict[str, list[RevokedCertificates]] = {}
 
 @lru_cache(maxsize=64)
 def revoked_certificates(path: str, ca_file: str) -> RevokedCertificates:
-    """Return the lists of these files, which all ports and connections of a process share. Raises SecurityConfigurationError."""
+    """Return the lists of these files, shared by all ports and connections of a process. Raises SecurityConfigurationError."""
     found = RevokedCertificates(path, ca_file)
     found.share(_sharing.setdefault(path, []))
     return found
@@ -282,7 +283,7 @@ def revoked_certificates(path: str, ca_file: str) -> RevokedCertificates:
 
 @lru_cache(maxsize=1024)
 def certificate_id(certificate: bytes) -> CertificateId:
-    """Return what a revocation list names a certificate (PEM or DER) by."""
+    """Return the issuer and serial number by which a revocation list names a certificate (PEM or DER)."""
     from cryptography import x509
 
     load = x509.load_pem_x509_certificate if certificate.startswith(b"-----") else x509.load_der_x509_certificate
@@ -303,7 +304,7 @@ class _CheckedSocket(ssl.SSLSocket):
 
 
 class RevocationContext(ssl.SSLContext):
-    """A context whose handshakes fail when `revoked` has the peer's certificate."""
+    """A context whose handshakes fail if `revoked` lists the peer's certificate."""
 
     sslobject_class = _CheckedObject
     sslsocket_class = _CheckedSocket
@@ -311,7 +312,7 @@ class RevocationContext(ssl.SSLContext):
 
 
 def why_revoked(connection: ssl.SSLObject | ssl.SSLSocket | None) -> str | None:
-    """Return a sentence when the certificate of the peer is revoked now, after the handshake; None: it is not, or not checked."""
+    """Return a sentence if the peer's certificate has been revoked since the handshake. None: it has not, or is not checked."""
     context = None if connection is None else connection.context
     if not isinstance(context, RevocationContext):
         return None
@@ -374,7 +375,7 @@ def _is_signed_with(parsed: Any, key: Any) -> bool:
 
 
 def _list_of(parsed: Any, path: Path, authority: Any) -> RevocationList:
-    """Return what a list of this CA says. Raises SecurityConfigurationError."""
+    """Decode a list of this CA. Raises SecurityConfigurationError."""
     from cryptography import x509
 
     try:  # extensions are parsed when they are asked for
@@ -411,7 +412,7 @@ def _name_key(name: Any) -> NameKey:
 
 
 def _comparable(value: str | bytes) -> bytes:
-    """OpenSSL ignores the case of ASCII letters alone, and ASCII spaces beyond one between words."""
+    """Normalize a string as OpenSSL does: it ignores the case of ASCII letters, and repeated ASCII spaces."""
     return value if isinstance(value, bytes) else b" ".join(value.encode().lower().split())
 
 
