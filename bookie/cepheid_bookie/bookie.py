@@ -60,6 +60,7 @@ from cepheid_rpc import (
     ExplicitLac,
     LacAnswer,
     LacRequest,
+    MissingEntries,
     ReadAnswer,
     ReadRequest,
     Status,
@@ -477,11 +478,28 @@ class Bookie:
                 deadline=None if request.fence else self._loop.time() + self.settings.read_wait_s,
                 fresh=request.from_disk,
             )
+            reached = request.first_entry_id
             async with aclosing(chunks):
                 async for chunk in chunks:
+                    if request.from_disk and (status := await self._status_of_memory()) is not Status.OK:
+                        yield ReadAnswer((), (MissingEntries(reached, request.last_entry_id, status),), request.last_entry_id + 1)
+                        return
                     yield chunk
+                    reached = chunk.next_entry_id
         finally:
             self._open_reads -= 1
+
+    async def _status_of_memory(self) -> Status:
+        """Return OK once all entries that are in memory now are durable, or the reason why they are not."""
+        synced: asyncio.Future[Status] = self._loop.create_future()
+
+        def on_synced(outcome: Status) -> None:
+            if not synced.done():  # the reader may have gone
+                synced.set_result(outcome)
+
+        self._journal.append_marker(on_synced)
+        status = await synced
+        return Status.NO_SPACE if status is Status.OK and self._checkpointer.keeps_refused else status
 
     def authorize_reads(self, authorize: AuthorizeRead) -> None:
         """Check the ticket of every scan with `authorize` from now on.

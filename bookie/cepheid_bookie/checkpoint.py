@@ -122,6 +122,9 @@ class Checkpointer:
         self._requested = False
         self._backing_off = False  # a flush found the disk full; the timer tries it again
         self._taken = mark  # of the half being flushed
+        self._refused_taken = self._refused_flushed = (
+            0  # journal batches refused before that half was taken; before the last flushed one
+        )
         self._journal_bytes_taken = journal.written_bytes
         self._closed = False
         self._waiters: list[asyncio.Future[None]] = []
@@ -139,6 +142,11 @@ class Checkpointer:
         return (
             not self._running and self._cache.used_bytes == 0 and not self._ledgers.has_dirty and self.mark == self._journal.durable
         )
+
+    @property
+    def keeps_refused(self) -> bool:
+        """Whether the cache may hold entries that the journal refused: a read returns them, and a crash loses them."""
+        return self._cache.used_bytes > 0 and self._refused_flushed < self._journal.refused_batches
 
     def touch(self) -> None:
         """Note that a journal batch is done, so that a checkpoint follows within the interval. Cheap; an idle bookie has no timer.
@@ -204,6 +212,7 @@ class Checkpointer:
         self._running = True
         if self._cache.flushing is None:
             self._taken = self._journal.durable  # C0, and in the same turn
+            self._refused_taken = self._journal.refused_batches
             self._journal_bytes_taken = self._journal.written_bytes
             half = self._cache.swap()  # C1
         else:
@@ -226,6 +235,7 @@ class Checkpointer:
         if self._closed:
             return
         self._cache.release()
+        self._refused_flushed = self._refused_taken
         self._ledgers.on_flushed()
         self._on_full(False)
         mark = self._taken

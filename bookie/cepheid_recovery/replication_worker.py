@@ -40,7 +40,6 @@ from cepheid_ledger import (
     entries_of,
     is_finished,
 )
-from cepheid_ledger.striping import runs_at
 from cepheid_ledger.verification import Copy
 from cepheid_metadata import (
     BadVersionError,
@@ -402,12 +401,7 @@ class ReplicationWorker:
             bookie = fragment.ensemble[position]
             if not _is_to_check(mark, bookie, part):
                 continue
-            bad = await self._bad_copies(ledger, mark, part, position, attempt)
-            if not bad and (newest := last_entry_at(position, ledger, part.first_entry_id, part.last_entry_id)) is not None:
-                # A bookie may return entries that are only in its memory. It writes them in order: once it has synced this one
-                # again, it has synced all that it returned.
-                bad = [(newest, newest)]
-            for first, last in bad:
+            for first, last in await self._bad_copies(ledger, mark, part, position, attempt):
                 await copy(first, last, {position: bookie})
         for position, target in part.moves.items():
             attempt.replaced[(fragment.first_entry_id, fragment.ensemble[position])] = target
@@ -531,12 +525,6 @@ def _is_to_check(mark: RepairMark, bookie: str, part: FragmentRepair) -> bool:
     """Return whether the mark wants this bookie's copies of the fragment checked."""
     runs = mark.entries_to_check(bookie)
     return runs is None or any(run.first <= part.last_entry_id and run.last >= part.first_entry_id for run in runs)
-
-
-def last_entry_at(position: int, ledger: LedgerMetadata, first: int, last: int) -> int | None:
-    """Return the last of these entries that has a copy at this position; None: there is none."""
-    runs = runs_at(position, first, last, ledger.ensemble_size, ledger.write_quorum)
-    return runs[-1][1] if runs else None
 
 
 def _not_in(runs: Sequence[tuple[int, int]], known: Sequence[EntryRun]) -> list[tuple[int, int]]:

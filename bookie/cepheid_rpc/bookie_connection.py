@@ -91,8 +91,8 @@ class ReadRequest:
     `scan` (never with `fence`): by a reader past the brokers, served from a budget of its own, in chunks of `chunk_bytes` (one of
     SCAN_CHUNK_BYTES) that end at block ends, so they may be a block larger. `ticket` is its signed permission; a bookie without
     security accepts any. A bookie of an older release serves a scan like any read.
-    `from_disk` (checks of copies): no block is read from memory, where it may be intact although the disk is not. A bookie of an
-    older release reads it from memory all the same.
+    `from_disk` (checks of copies): no block is read from memory, where it may be intact although the disk is not, and entries that
+    are in no block yet are returned once they are synced. A bookie of an older release reads from memory all the same.
     """
 
     ledger_id: int

@@ -19,7 +19,7 @@ from cepheid_bookie.errors import DiskFullError, DiskTooSmallError
 from cepheid_bookie.rocks_index import RocksBlockIndex
 from cepheid_bookie.settings import MiB
 from cepheid_ports import Ports
-from cepheid_rpc import LacRequest, Status
+from cepheid_rpc import LacRequest, ReadRequest, Status
 from tests.bookie.bookie_support import (
     IDENTITY,
     KEY,
@@ -214,6 +214,22 @@ async def test_a_journal_disk_that_fills_refuses_the_batch_and_serves_again_when
     machine.restart()
     bookie = await open_with_journal(machine, journal_disk.power_loss())
     await promises.check(bookie)
+    await bookie.aclose()
+
+
+async def test_a_check_of_copies_counts_what_the_journal_refused_once_it_is_in_the_entry_log() -> None:
+    machine = Machine()
+    journal_disk = SimDisk(machine.random)
+    bookie = await open_with_journal(machine, journal_disk)
+    await added(bookie, group_of(7, 0))
+    journal_disk.full = True
+    (first,) = [answer.status for answer in await add(bookie, group_of(7, 1, size=200_000))]
+    assert first is Status.NO_SPACE
+    assert (await read_all(bookie, 7, 0, 1))[1] == {}, "it is in the write cache"
+    check = ReadRequest(7, 0, 1, 1 << 20, from_disk=True)
+    assert [part.status for answer in [a async for a in bookie.read(check)] for part in answer.missing] == [Status.NO_SPACE]
+    await bookie.checkpoint()
+    assert [part.status for answer in [a async for a in bookie.read(check)] for part in answer.missing] == []
     await bookie.aclose()
 
 

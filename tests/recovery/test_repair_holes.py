@@ -240,16 +240,6 @@ async def wait_until_drained(world: Any, name: str) -> None:
     raise AssertionError(f"{name} is not drained")
 
 
-async def test_a_copy_that_a_bookie_has_in_memory_alone_is_synced_before_its_mark_is_removed() -> None:
-    async with repair_world(*"abc") as world:
-        ledger_id = await world.closed_ledger("abc")
-        await world.start()
-        added = len(world.ledgers.cluster["b"].add_log)
-        await mark_damaged(world.store, ledger_id, ["b"], 0)
-        await world.wait_whole(ledger_id)
-        assert len(world.ledgers.cluster["b"].add_log) == added + 1  # its answer says that all before it is synced
-
-
 async def test_finished_fragments_are_copied_although_the_end_of_their_ledger_cannot_be_recovered() -> None:
     async with repair_world(*"abcdefg") as world:
         writer = await world.open_ledger("abc", entries=5)

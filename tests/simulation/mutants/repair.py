@@ -6,7 +6,10 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
+from unittest.mock import AsyncMock
 
+from cepheid_bookie.bookie import Bookie
+from cepheid_bookie.checkpoint import Checkpointer
 from cepheid_ledger import entry_copy, is_finished, recovery
 from cepheid_metadata import Fragment, LedgerMetadata
 from cepheid_recovery import repair_plan, replication_worker
@@ -182,9 +185,20 @@ def leave_all_fragments_of_an_open_ledger() -> Iterator[None]:
 @scenario_mutant
 @contextlib.contextmanager
 def trust_copies_that_are_in_memory_alone() -> Iterator[None]:
-    """A bookie gives an entry before its journal is synced, and the mark is removed.
+    """A bookie that is asked for what is on its disk returns an entry before its journal is synced, and the mark is removed.
 
-    Random worlds take hundreds of seeds: the journal has to be slow in the moment of a copy, and the worker to look again.
+    Random worlds take hundreds of seeds: the journal must be slow at the moment of a copy, and the worker must check it again.
     """
-    with mock.patch.object(replication_worker, "last_entry_at", return_value=None):
+    with mock.patch.object(Bookie, "_status_of_memory", AsyncMock(return_value=Status.OK)):
+        yield
+
+
+@scenario_mutant
+@contextlib.contextmanager
+def trust_copies_that_the_journal_refused() -> Iterator[None]:
+    """A bookie counts an entry of its cache as stored although its journal had no room for it.
+
+    Random worlds take hundreds of seeds: the disk must be full at the moment of a copy.
+    """
+    with mock.patch.object(Checkpointer, "keeps_refused", False):
         yield

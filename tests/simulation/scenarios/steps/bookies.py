@@ -91,6 +91,12 @@ def full_disks(scene: Scene, bookie: SimBookie) -> None:
     bookie.disk.full = True
 
 
+@step("the disks of {bookie} have room again")
+def disks_with_room(scene: Scene, bookie: SimBookie) -> None:
+    """As much as before."""
+    bookie.disk.full = False
+
+
 @step("{bookie} takes {number} checkpoints")
 async def checkpoints(scene: Scene, bookie: SimBookie, count: int) -> None:
     """Waits until its log mark has moved so often: what the journal holds below it is in entry log and index."""
