@@ -64,6 +64,8 @@ class BookieChannel:
         self._tasks = TaskOwner(f"channel {self.bookie_id}")
         self._stream: ChannelStream | None = None
         self._lanes: dict[Lane, None] = {}
+        self._left = 0  # lanes of writers that are done
+        self._none_left = asyncio.Event()
         self._ready: deque[Lane] = deque()  # lanes with a queue
         self._waiting_bytes = 0
         self._window_check_bytes = settings.channel_window_bytes
@@ -121,6 +123,9 @@ class BookieChannel:
             return
         lane.closed = True
         del self._lanes[lane]
+        self._left -= lane.left
+        if not self._left:
+            self._none_left.set()
         self._waiting_bytes -= _size(lane.queue) + _size(lane.refused or ())
         lane.queue.clear()  # `_ready` may still hold the lane: an empty one is skipped
         lane.refused = None
@@ -137,6 +142,18 @@ class BookieChannel:
         elif not lane.closed:
             lane.listener = LeftLane(on_missed)
             lane.left = True
+            self._left += 1
+            self._none_left.clear()
+
+    async def settle(self, timeout_s: float) -> None:
+        """Wait until the bookie has taken what writers that are done have left, but no longer than this; then give the rest up."""
+        if not self._left:
+            return
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._none_left.wait()
+        except TimeoutError:
+            self._fail([lane for lane in self._lanes if lane.left], f"had entries to answer after {timeout_s:g} s")
 
     async def aclose(self) -> None:
         """Fail all lanes. Connections belong to the caller that provided them."""

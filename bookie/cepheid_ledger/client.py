@@ -48,13 +48,15 @@ from cepheid_metadata import (
     StoreUnavailableError,
     repair_views,
 )
-from cepheid_ports import CepheidError, Ports, SingleFlight
+from cepheid_ports import CepheidError, Ports, SingleFlight, TaskOwner
 from cepheid_rpc import BookieConnection
 
 log = logging.getLogger(__name__)
 
 _PASSWORD_BYTES = 16
 _TOKEN_BITS = 63
+_SETTLE_S = 2.0
+_MARKS_AT_ONCE = 64
 
 
 class BookieConnections(Protocol):
@@ -126,6 +128,8 @@ class LedgerClient:
         self._writers: weakref.WeakValueDictionary[int, LedgerWriter] = weakref.WeakValueDictionary()
         self._departures = Departures(self._writers, settings.unregistered_bookie_s)
         self._copy_budget = CopyBudget()
+        self._marks = TaskOwner("marks of short ledgers")
+        self._mark_slots = asyncio.Semaphore(_MARKS_AT_ONCE)
         self._closed = False
 
     def __repr__(self) -> str:
@@ -200,7 +204,7 @@ class LedgerClient:
         self._check_open()
         shared = self._change_slots, self._idle_writers, self._settings
         found = Found(new.record, 0)
-        writer = LedgerWriter(found, self._records, self._channel_of, self._placement, *shared, self._mark_short)
+        writer = LedgerWriter(found, self._records, self._channel_of, self._placement, *shared, self._on_short)
         self._writers[new.record.ledger_id] = writer
         return writer
 
@@ -374,10 +378,15 @@ class LedgerClient:
         return ledger
 
     async def aclose(self) -> None:
-        """Fail what is running. Ledgers stay open in metadata: the owners of writers close them."""
+        """Fail what is running. Ledgers stay open in metadata: the owners of writers close them.
+
+        Bookies that lag behind get `_SETTLE_S` to take the last entries of closed ledgers. What they lack after that is marked.
+        """
         self._closed = True
         self._departures.close()
         await self._recoveries.aclose()
+        await asyncio.gather(*(channel.settle(_SETTLE_S) for channel in self._channels.values()))
+        await self._marks.wait()
         for writer in list(self._writers.values()):
             await writer.aclose()
         self._change_slots.close()
@@ -395,10 +404,13 @@ class LedgerClient:
             channel = self._channels[bookie_id] = BookieChannel(bookie_id, self._connections.get, self._settings)
         return channel
 
+    def _on_short(self, ledger_id: int, bookies: Sequence[str]) -> None:
+        self._marks.start(self._mark_short(ledger_id, bookies), name=f"ledger {ledger_id}")
+
     async def _mark_short(self, ledger_id: int, bookies: Sequence[str]) -> None:
         """Mark a ledger for repair that was closed while bookies lacked entries of it."""
         try:
-            async with asyncio.timeout(self._settings.metadata_timeout_s):
+            async with self._mark_slots, asyncio.timeout(self._settings.metadata_timeout_s):
                 await repair_views.mark_damaged(self._records.store, ledger_id, bookies, self._ports.wall_ms())
         except (CepheidError, TimeoutError) as error:  # a sample check of repair may find it later
             log.warning("ledger.not_marked", extra={"ledger_id": ledger_id, "bookies": list(bookies), "error": str(error)})

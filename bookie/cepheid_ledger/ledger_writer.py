@@ -12,8 +12,8 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
-from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from cepheid_ledger.add_pipeline import AddPipeline
 from cepheid_ledger.bookie_channel import BookieChannel
@@ -44,7 +44,7 @@ class ClosedLedger(NamedTuple):
     length: int
 
 
-OnShort = Callable[[int, Sequence[str]], Coroutine[Any, Any, None]]
+OnShort = Callable[[int, Sequence[str]], None]
 """Takes the id of a closed ledger and the bookies that may lack entries of it. Raises only defects."""
 
 
@@ -254,7 +254,7 @@ class LedgerWriter:
 
     def _mark_short(self, bookies: set[str]) -> None:
         if short := bookies.intersection(self.bookies):
-            self._tasks.start(self._on_short(self.ledger_id, sorted(short)), name="mark-short")
+            self._on_short(self.ledger_id, sorted(short))
 
     def _on_missed(self, bookie_id: str) -> None:
         """Mark the copies of a bookie that was only slow when the ledger was closed, and has failed since."""

@@ -41,6 +41,10 @@ class TaskOwner:
         if self._on_error is not None:
             self._on_error(error)
 
+    async def wait(self) -> None:
+        """Wait for the end of the running tasks, however they end."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
     async def aclose(self) -> None:
         """Cancel the running tasks and wait for their end."""
         assert asyncio.current_task() not in self._tasks, "a task cannot wait for its own end"

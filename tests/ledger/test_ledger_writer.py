@@ -92,6 +92,22 @@ async def test_copies_that_a_bookie_refused_until_after_the_close_are_marked(clo
         assert found.record.bookies == {"b": ShortReason.DAMAGED}
 
 
+@pytest.mark.parametrize("hangs", [False, True])
+async def test_a_client_that_is_closed_supplies_a_slow_bookie_or_marks_what_it_lacks(hangs: bool) -> None:
+    async with ledger_world() as world:
+        writer = await world.create()
+        world.cluster["b"].hang = True
+        await append(writer, [b"x"])
+        await writer.close()
+        if not hangs:
+            asyncio.get_running_loop().call_later(FAST.add_timeout_s / 2, setattr, world.cluster["b"], "hang", False)
+        await world.client.aclose()
+        found = await repair_marks(world.store).get(writer.ledger_id)
+        assert (world.cluster["b"].ids(writer.ledger_id), found and found.record.bookies) == (
+            ([], {"b": ShortReason.DAMAGED}) if hangs else ([0], None)
+        )
+
+
 @pytest.mark.parametrize(("size", "ack_quorum", "broken"), [(1, 1, "a"), (3, 3, "b"), (3, 2, "bc")])
 async def test_with_too_few_bookies_the_ledger_fails_and_says_why(size: int, ack_quorum: int, broken: str) -> None:
     async with ledger_world(*"abc"[:size]) as world:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 import pytest
 
@@ -173,13 +172,9 @@ async def test_a_writer_that_ends_right_after_it_closed_a_ledger_without_all_cop
         await append(writer, [b"two copies"])
         await wait_until(lambda: writer.under_replicated == ("c",))
         world.ledgers.cluster["c"].down = False
-        writer._on_short = _end_at_once
+        writer._on_short = lambda ledger_id, bookies: None
         await writer.close()
         assert await list_names(world.store, keys.UNCHECKED_LEDGERS_KEY) == [str(writer.ledger_id)]
         await world.start()
         await world.wait_checked()
         await world.wait_whole(writer.ledger_id)
-
-
-async def _end_at_once(ledger_id: int, bookies: Sequence[str]) -> None:
-    pass
