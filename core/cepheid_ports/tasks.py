@@ -42,8 +42,9 @@ class TaskOwner:
             self._on_error(error)
 
     async def wait(self) -> None:
-        """Wait for the end of the running tasks, however they end."""
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Wait for the end of the running tasks, however they end. A caller that is cancelled cancels none of them."""
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def aclose(self) -> None:
         """Cancel the running tasks and wait for their end."""

@@ -108,6 +108,20 @@ async def test_a_client_that_is_closed_supplies_a_slow_bookie_or_marks_what_it_l
         )
 
 
+async def test_a_client_is_closed_in_time_although_metadata_takes_no_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cepheid_ledger.client._MARKS_AT_ONCE", 1)
+    async with ledger_world(store_of=FaultyStore) as world:
+        for _ in range(5):
+            writer = await world.create()
+            world.cluster["b"].hang = True
+            await append(writer, [b"x"])
+            await writer.close()
+        world.store.delay_s = 1000.0
+        began = asyncio.get_running_loop().time()
+        await world.client.aclose()
+        assert asyncio.get_running_loop().time() - began < 2 * FAST.metadata_timeout_s
+
+
 @pytest.mark.parametrize(("size", "ack_quorum", "broken"), [(1, 1, "a"), (3, 3, "b"), (3, 2, "bc")])
 async def test_with_too_few_bookies_the_ledger_fails_and_says_why(size: int, ack_quorum: int, broken: str) -> None:
     async with ledger_world(*"abc"[:size]) as world:
