@@ -28,8 +28,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from benchmarks import kafka
+from benchmarks import kafka, load
 from benchmarks.guard import FEWEST_PAIRS, GuardError, judge
+from benchmarks.many_topics import publish_to_each
 from benchmarks.report import machine, percentile
 from benchmarks.server import Server, add_arguments
 from tests.apache_pulsar import VERSION, ApachePulsar, NotInstalledError, installed_home
@@ -44,13 +45,17 @@ _PERF_RATE = re.compile(r"Aggregated throughput stats --- \d+ records sent --- (
 _PERF_LATENCY = re.compile(r"Aggregated latency stats .* med: +([\d.]+) .* 99pct: +([\d.]+) .* 99.9pct: +([\d.]+)")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Peer:
-    """A server that runs."""
+    """A server that runs. `start_again` kills it (SIGKILL), starts it with the same data, and returns its process id."""
 
     url: str
     admin_url: str
     pid: int
+    start_again: Callable[[], int]
+
+    def restart(self) -> None:
+        self.pid = self.start_again()
 
     @property
     def pss_mb(self) -> float:
@@ -115,11 +120,26 @@ def pulsar_perf(home: Path, *options: str, rate_per_s: int = 2_000_000) -> Calla
     return run
 
 
+def many_topics(count: int) -> Callable[[Peer], Figures]:
+    """Return a load of so many topics, with one entry each: until all are served, twice, and the second time after SIGKILL."""
+
+    def run(peer: Peer) -> Figures:
+        topics = [f"persistent://public/default/many-{time.monotonic_ns()}-{number:05d}" for number in range(count)]
+        created_s = load.run(publish_to_each(peer.url, topics, 200, 100, look_up=True))
+        pss_mb = peer.pss_mb
+        began = time.perf_counter()
+        peer.restart()
+        load.run(publish_to_each(peer.url, topics, 200, 100, look_up=True))
+        return {"created_s": created_s, "restart_s": time.perf_counter() - began, "open_pss_mb": pss_mb}
+
+    return run
+
+
 def kafka_perf(*, records: int, rate_per_s: int = -1) -> Callable[[Peer], Figures]:
     return lambda peer: kafka.producer_perf(kafka.installed_jars(), records=records, rate_per_s=rate_per_s)(peer.url)
 
 
-def rows(home: Path) -> dict[str, Row]:
+def rows(home: Path, topics: int) -> dict[str, Row]:
     latency = {"latency_ms_p50": False, "latency_ms_p99": False, "latency_ms_p999": False}
     return {
         "publish_single": Row(
@@ -147,6 +167,7 @@ def rows(home: Path) -> dict[str, Row]:
                 **{f"consumed_entries_per_s_{size}": True for size in ("1000b", "100b")},
             },
         ),
+        "many_topics": Row(many_topics(topics), {"created_s": False, "restart_s": False, "open_pss_mb": False}, fills_disk=True),
         "kafka": Row(
             pulsar_perf(home, "-s", "1000"), {"messages_per_s": True}, fills_disk=True, run_at_kafka=kafka_perf(records=100_000)
         ),
@@ -164,7 +185,14 @@ def ours(arguments: argparse.Namespace) -> Iterator[tuple[Peer, float]]:
         started_s = time.perf_counter() - began
         assert server.pid is not None
         assert server.admin_url is not None
-        yield Peer(server.url, server.admin_url, server.pid), started_s
+
+        def start_again() -> int:
+            server.kill()
+            server.start()
+            assert server.pid is not None
+            return server.pid
+
+        yield Peer(server.url, server.admin_url, server.pid, start_again), started_s
 
 
 @contextlib.contextmanager
@@ -175,17 +203,28 @@ def theirs(row: Row, home: Path) -> Iterator[tuple[Peer, float]]:
         with kafka.ApacheKafka(kafka.installed_jars()) as server:
             started_s = time.perf_counter() - began
             assert server.process is not None
-            peer = Peer(server.url, "", server.process.pid)
+            peer = Peer(server.url, "", server.process.pid, _no_restart)
             kafka_perf(records=50_000)(peer)
             yield peer, started_s
         return
     with ApachePulsar(home, memory=MEMORY, settings=dict(SETTINGS)) as pulsar:
         started_s = time.perf_counter() - began
         assert pulsar.process is not None
-        peer = Peer(pulsar.url, pulsar.admin_url, pulsar.process.pid)
+
+        def start_again() -> int:
+            pulsar.kill()
+            pulsar.start()
+            assert pulsar.process is not None
+            return pulsar.process.pid
+
+        peer = Peer(pulsar.url, pulsar.admin_url, pulsar.process.pid, start_again)
         for name, *options in WARM_UP:
             generator(name, *options)(peer)
         yield peer, started_s
+
+
+def _no_restart() -> int:
+    raise NotImplementedError("no load restarts Kafka")
 
 
 @dataclass(slots=True)
@@ -250,13 +289,14 @@ def main() -> int:
     add_arguments(parser)
     parser.add_argument("names", nargs="?", default="all", help="all, or names of loads, separated by commas")
     parser.add_argument("--pairs", type=int, default=FEWEST_PAIRS)
+    parser.add_argument("--topics", type=int, default=10_000, help="of the load many_topics")
     arguments = parser.parse_args()
     try:
         home = installed_home()
     except NotInstalledError as error:
         print(f"nothing is compared: {error}", file=sys.stderr)
         return 0
-    table = rows(home)
+    table = rows(home, arguments.topics)
     names = list(table) if arguments.names == "all" else arguments.names.split(",")
     if unknown := [name for name in names if name not in table]:
         parser.error(f"no load {', '.join(unknown)}; there are {', '.join(table)}")

@@ -179,14 +179,20 @@ async def open_connection(url: str, topic: str | None = None, shown: Shown = NOT
     if topic is None:
         return connection
     await connection.ask(pb.CommandPartitionedTopicMetadata(topic=topic))
-    answer = await connection.ask(pb.CommandLookupTopic(topic=topic))
-    if answer.response == pb.CommandLookupTopicResponse.Failed:
-        raise RefusedError(f"lookup of {topic} failed: {answer.message}")
+    answer = await look_up_topic(connection, topic)
     told = answer.brokerServiceUrlTls if url.startswith("pulsar+ssl://") else answer.brokerServiceUrl
     if told and _host_port(told) != _host_port(url):
         connection.close()
         connection = await _dial(told, shown)
     return connection
+
+
+async def look_up_topic(connection: Connection, topic: str) -> Any:
+    """Return the answer of a lookup. Raises RefusedError."""
+    answer = await connection.ask(pb.CommandLookupTopic(topic=topic))
+    if answer.response == pb.CommandLookupTopicResponse.Failed:
+        raise RefusedError(f"lookup of {topic} failed: {answer.message}")
+    return answer
 
 
 async def _dial(url: str, shown: Shown) -> Connection:
