@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cepheid_cli.broker_processes import ProcessPlace, run_processes
-from cepheid_cli.role_process import run_role
+from cepheid_cli.role_process import begin_role, run_role
 from cepheid_cli.settings_loader import load_settings
 from cepheid_ports import Ports
 
@@ -19,7 +18,7 @@ def run_broker(flags: Mapping[str, Any], config: Sequence[Path], as_process: str
 
     Raises CepheidError if it cannot start or must give up.
     """
-    started = time.monotonic()
+    started = begin_role()
     from cepheid_broker.admin import NO_SHARED_PORTS
     from cepheid_broker.broker_role import BrokerRole
     from cepheid_broker.settings import RENAMED, BrokerRoleSettings

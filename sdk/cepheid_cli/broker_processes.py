@@ -18,6 +18,7 @@ or
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import signal
 import socket
@@ -95,6 +96,7 @@ def run_processes(settings: BrokerRoleSettings, arguments: Sequence[str], starte
     """
     from cepheid_broker.admin import open_admin_port
 
+    gc.enable()
     start_logging()
     make_new_files_private()
     allow_open_files()

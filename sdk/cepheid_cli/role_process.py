@@ -25,6 +25,12 @@ SWITCH_INTERVAL_S = 0.0005  # journal and reader threads need the interpreter fo
 R = TypeVar("R", bound=Role)
 
 
+def begin_role() -> float:
+    """Return `time.monotonic()`. Garbage is not collected until the role is made: imports leave none, and are a tenth faster so."""
+    gc.disable()
+    return time.monotonic()
+
+
 def run_role(
     name: str,
     make: Callable[[], R],
@@ -34,7 +40,7 @@ def run_role(
 ) -> None:
     """Serve until a signal; return after a clean stop. `make` is called in the loop; `facts` returns lines about the running role.
 
-    `started`: `time.monotonic()` when the command began. `supervisor`: a socket to the supervisor of several processes; it gets a
+    `started`: of `begin_role`. `supervisor`: a socket to the supervisor of several processes; it gets a
     byte when this one serves, and this one stops when it is closed. Raises CepheidError if the role cannot start or must give up.
     """
     start_logging()
@@ -71,6 +77,7 @@ async def _serve(
 
         loop.add_reader(supervisor, on_supervisor_gone)  # it sends nothing: being readable means its end
     role = make()
+    gc.enable()
     if not await _started(role, stop):
         return
     try:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cepheid_cli.bookie import NOT_KEPT
-from cepheid_cli.role_process import run_role
+from cepheid_cli.role_process import begin_role, run_role
 from cepheid_cli.settings_loader import load_settings
 from cepheid_ports import Ports
 
 
 def run_standalone(flags: Mapping[str, Any], config: Sequence[Path], *, accept_empty_disk: bool = False) -> None:
     """Serve until a signal; return after a clean stop. Raises CepheidError if it cannot start or must give up."""
-    started = time.monotonic()
+    started = begin_role()
     from cepheid_broker.settings import RENAMED
     from cepheid_broker.standalone import Standalone, StandaloneSettings
 
