@@ -321,7 +321,10 @@ class Auditor:
         waiting = frozenset(
             bookie for bookie, since in self._lost_since.items() if now - since < grace_s and bookie not in requested
         )
-        return BookiesSeen(registered, waiting, self._state.draining, await self._emptied(registered))
+        # Copies of a draining bookie move. If it stays after all, those that it lost are copied to it again.
+        emptied = await self._emptied(registered - self._state.draining)
+        self._emptied_walked = {bookie: disks for bookie, disks in self._emptied_walked.items() if bookie in emptied}
+        return BookiesSeen(registered, waiting, self._state.draining, emptied)
 
     async def _emptied(self, registered: Iterable[str]) -> dict[str, int]:
         """Return the bookies that lost their disk and were not refilled since, with the id below which they lost everything."""
