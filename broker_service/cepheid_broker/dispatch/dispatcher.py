@@ -26,6 +26,7 @@ from cepheid_metadata import Position
 from cepheid_ports import CepheidError, TaskOwner
 from cepheid_rpc import EntryGroup
 from cepheid_tiered import SegmentError
+from cepheid_wire import MetadataShape
 
 if TYPE_CHECKING:
     from cepheid_managed_ledger import Cursor, ManagedLedger
@@ -119,6 +120,7 @@ class Dispatcher:
         on_failed: Callable[[BaseException], None],
     ) -> None:
         self.core = core
+        self._shape = MetadataShape()  # what most entries of the topic look like
         self._with_hashes = with_hashes  # whether to compute key hashes of all that is read
         self._partition_index = partition_index
         self._log_fields = log_fields
@@ -327,7 +329,7 @@ class Dispatcher:
         return Position(read.ledger_id, read.first), read.last - read.first + 1, max_bytes
 
     def _count(self, groups: list[EntryGroup]) -> list[CountedGroup]:
-        return [count_group(group, with_hashes=self._with_hashes) for group in groups]
+        return [count_group(group, with_hashes=self._with_hashes, shape=self._shape) for group in groups]
 
     def _answer(self, read: Read | ReadBack, groups: list[CountedGroup]) -> None:
         to_end = not groups or (groups[-1].ledger_id, groups[-1].last) >= self._ledger.last_confirmed
