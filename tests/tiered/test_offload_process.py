@@ -81,6 +81,16 @@ async def test_several_calls_at_a_time(tmp_path: Path) -> None:
         assert len({summary.crc32c for _, summary in written}) == 1
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+async def test_the_child_does_not_import_pandas(tmp_path: Path) -> None:
+    async with process_segments() as segments:
+        url, _ = await write(segments, GROUPS[:5], f"file://{tmp_path}")
+        await segments.verify(url, LEDGER_ID)
+        libraries = await asyncio.to_thread(Path(f"/proc/{segments.child_pid}/maps").read_text)
+        assert "/pyarrow/" in libraries
+        assert "/pandas/" not in libraries
+
+
 async def test_a_child_killed_during_a_write_fails_it_and_the_next_write_has_a_new_one(tmp_path: Path) -> None:
     async with process_segments() as segments:
         first, _ = await write(segments, GROUPS[:1], f"file://{tmp_path}")  # makes the folder

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cepheid_tiered.segment_format import COLUMNS, SegmentMetadata
+from cepheid_tiered.segment_format import COLUMNS, SegmentMetadata, writer_options
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.decode.decode_reference import batched, message, reference_rows, single
 from tests.tiered.segment_samples import ODD_ENTRIES, avro, chunks, groups_of, parquet_of
@@ -109,6 +109,20 @@ async def test_numbers_of_the_schema_are_encoded_as_takes_the_fewest_bytes() -> 
     columns = {metadata.column(index).path_in_schema: metadata.column(index) for index in range(metadata.num_columns)}
     assert "DELTA_BINARY_PACKED" in columns["grows"].encodings
     assert "RLE_DICTIONARY" in columns["repeats"].encodings
+
+
+VALUES = {
+    "random text": [random.Random(index).randbytes(500).hex().encode() for index in range(100)],
+    "records that repeat": [random.Random(random.Random(index).randrange(2000)).randbytes(40) for index in range(5000)],
+    "nothing": [b""],
+}
+
+
+@pytest.mark.parametrize(("values", "level"), [("random text", 1), ("records that repeat", 3), ("nothing", 3)])
+async def test_values_are_compressed_by_the_slower_level_where_it_takes_fewer_bytes(values: str, level: int) -> None:
+    table = table_of(await parquet_of([single(value) for value in VALUES[values]]))
+    levels = writer_options(table.schema, [], table)["compression_level"]
+    assert (levels["value"], levels["publish_time"]) == (level, 3)
 
 
 async def test_a_chunked_message_is_shown_at_its_last_chunk() -> None:

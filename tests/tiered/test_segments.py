@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
@@ -19,7 +21,18 @@ from cepheid_tiered.object_store import StoreUnavailableError
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.decode.decode_reference import batched, message, single
 from tests.support import run_async
-from tests.tiered.segment_samples import LEDGER_ID, ODD_ENTRIES, STORE, TOPIC, chunks, groups_of, segments_over, stored, write
+from tests.tiered.segment_samples import (
+    LEDGER_ID,
+    ODD_ENTRIES,
+    STORE,
+    TOPIC,
+    chunks,
+    groups_of,
+    parquet_of,
+    segments_over,
+    stored,
+    write,
+)
 from tests.wire.official_clients.recorded import CLIENTS, CODECS, SHAPES, recorded_entries
 
 FORMAT_1 = Path(__file__).with_name("format_1.parquet")
@@ -256,6 +269,31 @@ async def test_a_piece_of_a_row_group_that_is_kept_keeps_nothing_of_the_others(m
         first, *others = await reader.read(0, 99, max_bytes=1 << 20)
         assert len(others) > 5
         assert len(memoryview(first.data).obj) == first.size_bytes
+
+
+async def test_reading_does_not_import_pandas(tmp_path: Path) -> None:
+    """pyarrow imports it in many calls where it is installed, and it would take a tenth of a broker's memory."""
+    tails = [
+        single(b"v"),
+        *ODD_ENTRIES.values(),
+        batched([message(b"a"), message(b"b")]),
+        batched([message(b"c")], compression=pb.LZ4),
+    ]
+    path = tmp_path / "segment"
+    path.write_bytes(await parquet_of(tails))
+    code = """if True:
+        import pathlib, sys
+        from cepheid_tiered.segment_reader import load_row_group, parse_footer
+        data = pathlib.Path(sys.argv[1]).read_bytes()
+        footer = parse_footer("url", int(sys.argv[2]), data, len(data))
+        start, end = footer.raw_range(0)
+        load_row_group("url", footer, 0, start, data[start:end])
+        print("pandas" in sys.modules)
+    """
+    ran = await asyncio.to_thread(
+        subprocess.run, [sys.executable, "-c", code, str(path), str(LEDGER_ID)], capture_output=True, text=True, check=False
+    )
+    assert ran.stdout == "False\n", ran.stderr
 
 
 async def test_a_row_group_that_was_read_goes_before_one_that_is_still_read(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ import struct
 import sys
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import asdict, dataclass
+from importlib.abc import MetaPathFinder
 from typing import Any
 
 from cepheid_decode import SchemaVersion
@@ -449,6 +450,14 @@ async def _serve(control_fd: int, calls_at_once: int) -> None:
     await server.serve()
 
 
+class _NoPandas(MetaPathFinder):
+    """Hides pandas from pyarrow, which imports it where it is installed. Writing does not need it, and it takes 37 MB."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("the process that writes segments does not use pandas", name=name)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write segments for a broker, which starts this process.")
     parser.add_argument("--control-fd", type=int, required=True)
@@ -463,6 +472,7 @@ def main() -> None:
         limit = arguments.memory_bytes if most == resource.RLIM_INFINITY else min(arguments.memory_bytes, most)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, most))
     share_one_arena()
+    sys.meta_path.insert(0, _NoPandas())
     asyncio.run(_serve(arguments.control_fd, arguments.calls))
     os._exit(0)  # without waiting for threads of libraries: the parent has ended
 

@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from crc32c import crc32c
@@ -94,6 +95,10 @@ _IN_DELTAS = ("entry_id", "batch_index", "sequence_id")
 _PLAIN = ("raw_entry", "value_follows", "value")
 _SAMPLE_ROWS = 1 << 16
 _ZSTD_LEVEL = 3
+_FAST_ZSTD_LEVEL = 1
+_WORTH_TIME = 0.97
+"""Largest size over that of the fast level for which a large column is compressed by the slower one, which takes twice the time."""
+_TRIED_BYTES = 1 << 20
 _DICTIONARY = ""
 _ALL_ENCODINGS = ("PLAIN", "DELTA_BINARY_PACKED", "BYTE_STREAM_SPLIT")
 _ENCODINGS: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -133,26 +138,43 @@ def file_schema(typed: Sequence[pa.Field]) -> pa.Schema:
 def writer_options(schema: pa.Schema, typed: Sequence[pa.Field], sample: pa.Table | None = None) -> dict[str, Any]:
     """Return options for pyarrow's ParquetWriter. Raises pa.ArrowException if Parquet has no type for a typed column.
 
-    `sample`: rows of the file, from which the smallest encoding of each typed column of numbers or times is found. What is best
-    depends on the values: ids that grow take the fewest bytes as deltas, few values that repeat as a dictionary.
+    `sample`: rows of the file, from which the smallest encoding of each typed column of numbers or times is found, and how values
+    are compressed. What is best depends on the values: ids that grow take the fewest bytes as deltas, few values that repeat as a
+    dictionary, and values that are random or already compressed gain nothing from a slower level.
     """
     names = file_names(typed)
     kinds = _leaves(schema)
     own = {names[name]: name for name in COLUMNS}
     name_of = {path: own.get(path.split(".", 1)[0]) for path in kinds}  # None: a typed column
+    levels = dict.fromkeys(kinds, _ZSTD_LEVEL)
+    if sample is not None and len(sample):
+        levels |= {names[name]: _zstd_level(sample.column(names[name]).chunk(0)) for name in ("raw_entry", "value")}
     encodings = {path: "DELTA_BINARY_PACKED" for path in kinds if name_of[path] in _IN_DELTAS}
     numbers = {path: kind for path, kind in kinds.items() if name_of[path] is None and kind in _ENCODINGS}
     if sample is not None and len(sample) and numbers:
         encodings |= _smallest_encodings(sample.slice(0, _SAMPLE_ROWS), numbers)
     return {
         "compression": "zstd",
-        "compression_level": _ZSTD_LEVEL,
+        "compression_level": levels,
         "use_dictionary": [path for path in kinds if name_of[path] not in _PLAIN and path not in encodings],
         "column_encoding": encodings,
         "write_statistics": [path for path in kinds if name_of[path] not in _WITHOUT_STATISTICS],
         "write_page_checksum": True,
         "version": "2.6",
     }
+
+
+def _zstd_level(column: pa.BinaryArray) -> int:
+    """Return the level that compresses values like these."""
+    _, offsets, values = column.buffers()
+    if values is None:  # all are null
+        return _ZSTD_LEVEL
+    start, end = np.frombuffer(offsets, np.int32)[[column.offset, column.offset + len(column)]].tolist()
+    tried = values.slice(start, min(end - start, _TRIED_BYTES))
+    if not tried.size:
+        return _ZSTD_LEVEL
+    fast, slow = (pa.Codec("zstd", compression_level=level).compress(tried).size for level in (_FAST_ZSTD_LEVEL, _ZSTD_LEVEL))
+    return _ZSTD_LEVEL if slow < _WORTH_TIME * fast else _FAST_ZSTD_LEVEL
 
 
 def _leaves(schema: pa.Schema) -> dict[str, str]:

@@ -31,6 +31,8 @@ TAIL_BYTES = 64 << 10
 PIECE_BYTES = 1 << 20
 _MAGIC = b"PAR1"
 _END = struct.Struct("<I4s")
+_NOTHING = pa.Array.from_buffers(pa.binary(), 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])[0]
+"""An empty binary scalar. Like `to_numpy` of an array, `pa.scalar` would import pandas."""
 _FOOTER_COPIES = 4  # of a footer's size, what its parsed form takes about
 
 
@@ -202,7 +204,7 @@ def _whole_entries(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
     for batch in batches:
         if not batch.num_rows:
             continue
-        ids = batch.column(0).to_numpy(zero_copy_only=False)
+        ids = _entry_ids(batch.column(0))
         begin = int(np.searchsorted(ids, ids[-1]))  # damage may have them in any order: then a later check fails
         if begin == 0 and (not waiting or waiting[-1].column(0)[-1].as_py() == ids[0]):
             waiting.append(batch)
@@ -226,7 +228,7 @@ def stored_entries(table: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[
     """The entries in rows of the columns that `raw_columns` names: their ids, without gaps, and where they begin and end in the
     bytes that are returned, one after the other. Raises ValueError."""
     columns = [_one_chunk(column) for column in table.columns]
-    row_ids = columns[0].to_numpy(zero_copy_only=False)
+    row_ids = _entry_ids(columns[0])
     if not len(row_ids):
         return np.empty(0, np.int64), np.zeros(1, np.int64), memoryview(b"")
     steps = np.diff(row_ids)
@@ -236,13 +238,23 @@ def stored_entries(table: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[
     if len(columns) == RAW_COLUMNS:
         follows, value = columns[2:]
         if follows.false_count or follows.null_count:
-            value = pc.if_else(follows, value, b"")
-        raw = pc.binary_join_element_wise(raw, value, b"", null_handling="replace", null_replacement=b"")
+            value = pc.if_else(follows, value, _NOTHING)
+        raw = pc.binary_join_element_wise(raw, value, _NOTHING, null_handling="replace", null_replacement=b"")
     _, offsets, values = raw.buffers()
     bounds = np.frombuffer(offsets, np.int32)[raw.offset : raw.offset + len(raw) + 1].astype(np.int64)
     starts = np.flatnonzero(np.concatenate(([True], steps != 0)))
     data = memoryview(b"") if values is None else memoryview(values).cast("B")
     return row_ids[starts], np.append(bounds[starts], bounds[-1]), data
+
+
+def _entry_ids(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Return the values of a column of entry ids, or -1 for each row if it is not one.
+
+    Its `to_numpy` would import pandas where that is installed, which takes 37 MB.
+    """
+    if not len(column) or column.null_count or column.type != pa.int64():
+        return np.full(len(column), -1, np.int64)
+    return np.frombuffer(column.buffers()[1], np.int64, len(column), 8 * column.offset)
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
