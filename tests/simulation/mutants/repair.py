@@ -209,7 +209,7 @@ def trust_copies_that_the_journal_refused() -> Iterator[None]:
 def drain_a_bookie_that_may_have_the_only_copy() -> Iterator[None]:
     """No record names it any more, so it counts as empty, whatever a mark remembers it for.
 
-    Random worlds miss it: no bookie is lost or decommissioned while a copy of an entry elsewhere cannot be read.
+    Random worlds rarely get there: all other copies of an entry must be unreadable while its bookie is decommissioned.
     """
     with mock.patch.object(auditor, "marks_remembering", AsyncMock(return_value=[])):
         yield
@@ -220,7 +220,8 @@ def drain_a_bookie_that_may_have_the_only_copy() -> Iterator[None]:
 def drain_a_bookie_that_deleted_ledgers_name() -> Iterator[None]:
     """A ledger that is deleted needs no copies, although it can still be brought back.
 
-    Random worlds take many seeds: a ledger has to be deleted shortly before its bookie is decommissioned.
+    Random worlds take hundreds of seeds: a ledger must be deleted shortly before its bookie counts as drained, because it can be
+    brought back for 1.5 s only.
     """
     with mock.patch.object(auditor, "deleted_ledgers_naming", AsyncMock(return_value={})):
         yield
