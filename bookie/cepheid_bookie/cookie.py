@@ -100,7 +100,8 @@ class CookieRecords(Protocol):
         """Return the incarnation that was emptied and forgotten, if no other one has started since."""
 
     async def is_named(self, bookie_id: str) -> bool:
-        """Return whether a ledger names this bookie, including deleted ones that can be restored. Raises if that is unknown."""
+        """Return whether a ledger names this bookie, including deleted ones that can be restored, or a repair mark remembers it as
+        one that may have the only copy of an entry. Raises if that is unknown."""
 
     async def is_restored(self) -> bool:
         """Return whether metadata was restored from a backup, maybe older than these disks, and no operator has confirmed that."""

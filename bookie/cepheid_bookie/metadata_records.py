@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Collection, Mapping, Sequence
 from itertools import zip_longest
 
@@ -43,7 +42,15 @@ from cepheid_metadata import (
     report_ledgers,
     restored_record,
 )
-from cepheid_metadata.repair_views import RepairRefusedError, UnknownLedgerError, mark_damaged, report_missing, withdraw_missing
+from cepheid_metadata.repair_views import (
+    RepairRefusedError,
+    UnknownLedgerError,
+    has_entries_on,
+    mark_damaged,
+    marks_remembering,
+    report_missing,
+    withdraw_missing,
+)
 from cepheid_metadata.upgrade import read_storage_format
 from cepheid_ports import Ports, SteadyClock
 
@@ -98,9 +105,9 @@ class MetadataCookies:
             # A ledger that is deleted or restored meanwhile is in one of the trees at each look.
             for _ in range(2):
                 if (found := await living.get(ledger_id)) is not None:
-                    return _names(found.record, bookie_id)
+                    return has_entries_on(found.record, bookie_id)
                 if (kept := await deleted.get(ledger_id)) is not None:
-                    return _names(kept.record.ledger, bookie_id)
+                    return has_entries_on(kept.record.ledger, bookie_id)
             return False
 
         await self._store.sync(keys.LEDGERS_KEY)
@@ -110,7 +117,9 @@ class MetadataCookies:
             for start in range(0, len(ledger_ids), _READ_AT_ONCE):
                 if any(await asyncio.gather(*map(names, ledger_ids[start : start + _READ_AT_ONCE]))):
                     return True
-        return False
+        # After the ledgers: the write that removes a bookie from a record is the one by which the mark remembers it.
+        await self._store.sync(keys.REPAIR_MARKS_KEY)
+        return bool(await marks_remembering(self._store, bookie_id))
 
     async def replace(self, recorded: Cookie, cookie: Cookie) -> None:
         found = await self._records.get(cookie.bookie_id)
@@ -157,12 +166,6 @@ class MetadataCookies:
             directories=self._directories,
             limbo_below=cookie.limbo_below or None,
         )
-
-
-def _names(ledger: LedgerMetadata, bookie_id: str) -> bool:
-    # The last fragment of a closed ledger may be empty: repair does not change it.
-    end = math.inf if ledger.last_entry_id is None else ledger.last_entry_id
-    return any(bookie_id in fragment.ensemble for fragment in ledger.fragments if fragment.first_entry_id <= end)
 
 
 class MetadataLedgers:

@@ -277,9 +277,9 @@ async def _start_over(
     """
     if await records.is_named(mine.bookie_id):
         raise CookieError(
-            f"bookie {mine.bookie_id} (incarnation {decommissioned}) was decommissioned, but ledgers name it, so its data is kept; "
-            f"find them with `cepheid ledgers list --bookie {mine.bookie_id}`, and with --deleted those that can be brought back: "
-            "without any it starts again, empty"
+            f"bookie {mine.bookie_id} (incarnation {decommissioned}) was decommissioned, but ledgers name it or miss entries that "
+            f"it may have, so its data is kept; find them with `cepheid ledgers list --bookie {mine.bookie_id}`, with --deleted "
+            "those that can be brought back, and with `cepheid ledgers short`: without any it starts again, empty"
         )
 
     def start_over() -> None:

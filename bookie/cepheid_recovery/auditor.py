@@ -63,7 +63,7 @@ from cepheid_metadata import (
     repair_marks,
     repair_requests,
 )
-from cepheid_metadata.repair_views import damaged_entries, merged_reasons
+from cepheid_metadata.repair_views import damaged_entries, deleted_ledgers_naming, marks_remembering, merged_reasons
 from cepheid_ports import Ports, TaskOwner
 from cepheid_recovery.cluster_state import ClusterState
 from cepheid_recovery.settings import RecoverySettings
@@ -106,6 +106,7 @@ class _Marked:
     last_copy_entries: int
     lost_entries: int
     bookies: dict[str, ShortReason]
+    former: tuple[str, ...]
 
     @property
     def lacks_copies(self) -> bool:
@@ -188,6 +189,7 @@ class Auditor:
         """Start without anything from an earlier time as the auditor, above all without timers of bookies (rule 1)."""
         self._lost_since: dict[str, float] = {}
         self._draining_since: dict[str, float] = {}
+        self._kept_for: dict[str, list[str]] = {}  # by draining bookie, records for whose sake it has to keep its disks
         self._requested: frozenset[str] = frozenset()  # bookies to be recovered at once, as of the last poll
         self._back: dict[str, float] = {}  # bookies whose copies are checked, with the time when they came back
         self._runs: dict[str, str] = {}  # of each bookie, the run in which it was last registered
@@ -490,7 +492,7 @@ class Auditor:
     def _note(self, ledger_id: int, mark: RepairMark) -> None:
         figures = mark.copies_left, mark.short_bytes, mark.last_copy_entries, mark.lost_entries
         reasons = self._reasons.setdefault(tuple(mark.bookies.items()), mark.bookies)
-        self._marked[ledger_id] = _Marked(*figures, reasons)
+        self._marked[ledger_id] = _Marked(*figures, reasons, mark.former)
 
     # Reading copies
 
@@ -651,7 +653,8 @@ class Auditor:
         """Save the progress of each decommissioning.
 
         A bookie counts as empty only after a walk that began when every broker and worker knew for some time that it is draining:
-        until then one of them may give it another ledger.
+        until then one of them may give it another ledger. It is not empty either while it may have copies of a ledger that can be
+        restored, or the only copy of an entry.
         """
         now_ms, known_for_s = self._ports.wall_ms(), _POLLS_UNTIL_KNOWN * self._settings.poll_s
         for bookie in sorted(walk.seen.draining):
@@ -664,6 +667,7 @@ class Auditor:
                 record = record.replace(ledgers_at_start=ledgers)
             is_known = walk.began - self._draining_since.get(bookie, walk.began) >= known_for_s
             is_drained = is_known and ledgers == 0 and walk.unreadable == 0  # an unreadable record may name it
+            is_drained = is_drained and not await self._must_be_kept(bookie)
             record = record.replace(drained_at_ms=(record.drained_at_ms or now_ms) if is_drained else None)
             if record != found.record:
                 try:
@@ -673,8 +677,21 @@ class Auditor:
                 if record.drained_at_ms is not None:
                     log.info("bookie.drained", extra={"bookie": bookie})
 
+    async def _must_be_kept(self, bookie: str) -> bool:
+        """Return whether something else than the records of ledgers needs the copies of a bookie. Raises MetadataError."""
+        deleted = await deleted_ledgers_naming(self._store, bookie)
+        self._kept_for[bookie] = [*deleted, *await marks_remembering(self._store, bookie)]
+        return bool(self._kept_for[bookie])
+
+    async def _is_kept(self, bookie: str) -> bool:
+        """Return whether a record that the last `_must_be_kept` found is still there. Raises MetadataError."""
+        kept_for = self._kept_for.get(bookie, [])
+        while kept_for and await self._store.get(kept_for[-1]) is None:
+            kept_for.pop()
+        return bool(kept_for)
+
     async def _finish_drained(self, seen: BookiesSeen) -> None:
-        """Remove the records of a bookie that was drained and has ended. If no mark names a bookie any more, walk again.
+        """Remove the records of a bookie that was drained and has ended. If nothing names a bookie any more, walk again.
 
         It must have been gone for the grace period: a bookie that only lost its session would return as an unknown one, and be used
         again.
@@ -684,12 +701,15 @@ class Auditor:
             if found is None:
                 continue
             if found.record.drained_at_ms is None:
-                is_marked = any(bookie in one.bookies for one in self._marked.values())
+                is_marked = any(bookie in one.bookies or bookie in one.former for one in self._marked.values())
                 unreadable = self.audit is not None and self.audit.unreadable_records
-                if not (is_marked or unreadable or self._state.off is not None):
+                if not (is_marked or unreadable or self._state.off is not None or await self._is_kept(bookie)):
                     self._next_walk = 0.0
             elif bookie not in seen.registered and bookie not in seen.waiting:  # otherwise it may be restarting, with its cookie
-                await self._forget_bookie(bookie, found.version)
+                if await self._must_be_kept(bookie):  # since the last walk
+                    self._next_walk = 0.0
+                else:
+                    await self._forget_bookie(bookie, found.version)
 
     async def _forget_bookie(self, bookie: str, version: int) -> None:
         cookie = await self._cookies.get(bookie)

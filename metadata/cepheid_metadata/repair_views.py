@@ -9,16 +9,18 @@ short    {"ledgers": [marks], "next"}
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, ClassVar
 
 from cepheid_metadata import keys
-from cepheid_metadata.errors import BadVersionError, KeyExistsError, NoSuchKeyError
+from cepheid_metadata.errors import BadVersionError, CorruptRecordError, KeyExistsError, NewerFormatError, NoSuchKeyError
 from cepheid_metadata.ledger_records import LedgerMetadata
-from cepheid_metadata.listing import list_names, list_records, list_repair_marks
+from cepheid_metadata.listing import list_deleted_ledgers, list_names, list_records, list_repair_marks
 from cepheid_metadata.repair_records import (
     DrainingBookie,
     EntryRun,
@@ -33,6 +35,7 @@ from cepheid_metadata.repositories import (
     auditor_record,
     available_bookies,
     decommissioned_bookies,
+    deleted_ledger_records,
     draining_bookies,
     ledger_records,
     missing_ledgers,
@@ -49,6 +52,9 @@ View = dict[str, Any]
 _MARKS_NAME_ENTRIES_SINCE = 2  # storage format of the cluster
 _MOST_RUNS = 100
 """A bookie with more damaged runs of entries in one ledger has all of its entries checked."""
+_READ_AT_ONCE = 64  # records
+_DELETED_SHOWN = 1000
+"""Deleted ledgers that are read for one status: the newest ones, which can usually be restored for longest."""
 
 
 class UnknownBookieError(CepheidError):
@@ -202,17 +208,20 @@ async def decommission_status(store: MetadataStore, bookie: str) -> View:
         if bookie in known:
             raise UnknownBookieError(f"bookie {bookie} is not being decommissioned", bookie=bookie)
         return {"state": "gone", "ledgers_at_start": None, "ledgers_left": 0, "bytes_left": 0, "running": False, "problem": ""}
-    left, bytes_left, problem = 0, 0, ""
+    left, bytes_left, problem, only_copy = 0, 0, "", ""
     marks = repair_marks(store)
     page: list[int] = []
 
     async def count(ledger_ids: list[int]) -> None:
-        nonlocal left, bytes_left, problem
+        nonlocal left, bytes_left, problem, only_copy
         for one in await asyncio.gather(*map(marks.get, ledger_ids)):
             if one is not None and bookie in one.record.bookies:
                 left += 1
                 bytes_left += one.record.short_bytes
                 problem = problem or one.record.problem
+            elif one is not None and bookie in one.record.former:
+                left += 1
+                only_copy = only_copy or _only_copy(one.record, is_running=bookie in running)
 
     async with aclosing(list_repair_marks(store)) as listed:  # type: ignore[type-var]
         async for ledger_id in listed:
@@ -221,14 +230,91 @@ async def decommission_status(store: MetadataStore, bookie: str) -> View:
                 await count(page)
                 page = []
     await count(page)
+    problem = problem or await _obstacle(store) or only_copy
+    if not problem and found.record.ledgers_at_start is not None and found.record.drained_at_ms is None:
+        problem = await _restorable(store, bookie)
     return {
         "state": "draining" if found.record.drained_at_ms is None else "drained",
         "ledgers_at_start": found.record.ledgers_at_start,
         "ledgers_left": left,
         "bytes_left": bytes_left,
         "running": bookie in running,
-        "problem": problem or await _obstacle(store),
+        "problem": problem,
     }
+
+
+def _only_copy(mark: RepairMark, *, is_running: bool) -> str:
+    """Return why a bookie that the ledger's record no longer names must keep its disks, and what to do."""
+    runs = ", ".join(f"{run.first}..{run.last}" for run in mark.lost[:5])
+    what = "its log says why it cannot read them" if is_running else "start it, so that they are copied"
+    return f"it may have the only copy of entries {runs} of ledger {mark.ledger_id}: {what}"
+
+
+async def _restorable(store: MetadataStore, bookie: str) -> str:
+    """Return until when deleted ledgers that name the bookie can be restored; nothing if there are none."""
+    found = await deleted_ledgers_naming(store, bookie, newest=_DELETED_SHOWN)
+    if unreadable := [key for key, until_ms in found.items() if until_ms is None]:
+        return f"the record {unreadable[0]} of a deleted ledger cannot be read, and may name it"
+    if not found:
+        return ""
+    until = datetime.fromtimestamp(max(until_ms or 0 for until_ms in found.values()) / 1000, UTC)
+    what = "1 deleted ledger names it" if len(found) == 1 else f"{len(found)} deleted ledgers name it"
+    if len(found) == _DELETED_SHOWN:
+        what = f"{len(found)} or more deleted ledgers name it"
+    return f"{what} and can be restored until {until:%Y-%m-%d %H:%M:%S} UTC; cepheid ledgers purge gives them up earlier"
+
+
+async def deleted_ledgers_naming(store: MetadataStore, bookie: str, *, newest: int | None = None) -> dict[str, int | None]:
+    """Return the deleted ledgers of which a bookie has entries and that can still be restored, by the key of their record.
+
+    The value is the wall clock time until which the ledger can be restored. It is None for a record that cannot be read, and may
+    name the bookie. `newest`: how many of the newest ledgers are looked at; None: all.
+    """
+    records = deleted_ledger_records(store)
+    naming: dict[str, int | None] = {}
+
+    async def look_at(ledger_id: int) -> None:
+        try:
+            found = await records.get(ledger_id)
+        except (CorruptRecordError, NewerFormatError):
+            naming[records.key_of(ledger_id)] = None
+        else:
+            if found is not None and has_entries_on(found.record.ledger, bookie):
+                naming[records.key_of(ledger_id)] = found.record.purge_after_ms
+
+    ledger_ids = [ledger_id async for ledger_id in list_deleted_ledgers(store)]
+    ledger_ids = ledger_ids if newest is None else ledger_ids[-newest:]
+    for start in range(0, len(ledger_ids), _READ_AT_ONCE):
+        await asyncio.gather(*map(look_at, ledger_ids[start : start + _READ_AT_ONCE]))
+    return naming
+
+
+async def marks_remembering(store: MetadataStore, bookie: str) -> list[str]:
+    """Return the keys of marks with entries of which the bookie may have the only copy, although the ledger's record does not name
+    it, and of marks that cannot be read."""
+    records = repair_marks(store)
+    remembering: list[str] = []
+
+    async def look_at(ledger_id: int) -> None:
+        try:
+            found = await records.get(ledger_id)
+        except (CorruptRecordError, NewerFormatError):
+            remembering.append(records.key_of(ledger_id))
+        else:
+            if found is not None and bookie in found.record.former:
+                remembering.append(records.key_of(ledger_id))
+
+    ledger_ids = [ledger_id async for ledger_id in list_repair_marks(store)]
+    for start in range(0, len(ledger_ids), _READ_AT_ONCE):
+        await asyncio.gather(*map(look_at, ledger_ids[start : start + _READ_AT_ONCE]))
+    return remembering
+
+
+def has_entries_on(ledger: LedgerMetadata, bookie: str) -> bool:
+    """Return whether the ledger's record names the bookie for entries, or in an open fragment."""
+    # The last fragment of a closed ledger may be empty: repair does not change it.
+    end = math.inf if ledger.last_entry_id is None else ledger.last_entry_id
+    return any(bookie in fragment.ensemble for fragment in ledger.fragments if fragment.first_entry_id <= end)
 
 
 async def _obstacle(store: MetadataStore) -> str:

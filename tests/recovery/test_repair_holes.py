@@ -6,20 +6,26 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
+from cepheid_bookie.metadata_records import MetadataCookies
 from cepheid_ledger import can_separate
 from cepheid_metadata import (
     BookieRegistration,
+    DeletedLedgers,
     EntryRun,
     LedgerState,
+    MemoryStore,
+    MemoryTree,
     RepairMark,
     ShortReason,
     StoreUnavailableError,
     available_bookies,
     draining_bookies,
     keys,
+    ledger_records,
     readonly_bookies,
     repair_marks,
 )
@@ -41,6 +47,7 @@ from cepheid_recovery.shortage import measure
 from tests.ledger.ledger_world import append
 from tests.recovery.repair_world import QUICK, repair_world
 
+_NO_SAMPLES = QUICK.model_copy(update={"walk_ledgers_per_s": 10**9})
 _IDLE = QUICK.model_copy(update={"enabled": False})
 
 pytestmark = [pytest.mark.virtual_time, pytest.mark.deadline(2000)]
@@ -101,6 +108,95 @@ async def test_a_bookie_with_the_only_copy_stays_remembered_until_all_named_ones
             world.revive(name)
         process.on_bookies_changed()
         await world.wait_whole(ledger_id)
+
+
+@pytest.mark.parametrize("how", ["is down", "cannot read it now"])
+async def test_a_bookie_that_may_have_the_only_copy_of_an_entry_is_not_drained(how: str) -> None:
+    async with repair_world(*"abcde", settings=_NO_SAMPLES) as world:
+        ledger_id = await world.closed_ledger("abc")
+        for name in "ac":
+            del world.ledgers.cluster[name].entries[ledger_id][5]
+        process = await world.start()
+        await asyncio.sleep(10)
+        if how == "is down":
+            world.kill("b")
+        else:
+            world.ledgers.cluster["b"].unreadable.add(5)
+        await world.drain("b")
+        process.on_bookies_changed()
+        await asyncio.sleep(QUICK.grace_s + 60)
+        mark = (await world.marks())[ledger_id]
+        assert ([(run.first, run.last) for run in mark.lost], mark.former) == ([(5, 5)], ("b",))
+        status = await decommission_status(world.store, "b")
+        assert (status["state"], status["ledgers_left"]) == ("draining", 1)
+        assert status["problem"].startswith(f"it may have the only copy of entries 5..5 of ledger {ledger_id}: ")
+        walks = process.auditor.statistics.walks
+        await asyncio.sleep(60)
+        assert process.auditor.statistics.walks == walks  # nothing has changed since the last one
+        if how == "is down":
+            world.revive("b")
+            process.on_bookies_changed()
+        world.ledgers.cluster["b"].unreadable.clear()
+        await world.wait_whole(ledger_id)
+        await asyncio.sleep(10)
+        assert (await decommission_status(world.store, "b"))["state"] == "drained"
+
+
+async def test_a_decommissioned_bookie_does_not_start_over_while_a_mark_remembers_it() -> None:
+    """It would delete its data, and with it what may be the only copy of an entry."""
+    store = MemoryStore(MemoryTree())
+    await repair_marks(store).create(7, _remembering("b", ledger_id=7))
+    cookies = MetadataCookies(store, {})
+    assert [await cookies.is_named(name) for name in "ab"] == [False, True]
+
+
+async def test_a_drained_bookie_is_not_forgotten_when_a_mark_remembers_it_since() -> None:
+    async with repair_world(*"abcde", settings=_NO_SAMPLES) as world:
+        process = await world.start()
+        await world.drain("e")
+        process.on_bookies_changed()
+        await asyncio.sleep(30)
+        assert (await decommission_status(world.store, "e"))["state"] == "drained"
+        await repair_marks(world.store).create(7, _remembering("e", ledger_id=7))
+        process.worker._repair = AsyncMock(return_value=False)  # type: ignore[method-assign]
+        world.kill("e")
+        await asyncio.sleep(QUICK.grace_s + 60)
+        assert (await decommission_status(world.store, "e"))["state"] == "draining"
+
+
+def _remembering(bookie: str, *, ledger_id: int) -> RepairMark:
+    lost = (EntryRun(first=5, last=5),)
+    return RepairMark(
+        ledger_id=ledger_id, bookies={}, copies_left=0, short_entries=0, short_bytes=0, since_ms=0, lost=lost, former=(bookie,)
+    )
+
+
+@pytest.mark.parametrize("ending", ["given up", "brought back"])
+async def test_a_bookie_with_copies_of_a_deleted_ledger_is_drained_when_that_cannot_be_restored_any_more(ending: str) -> None:
+    async with repair_world(*"abcde", settings=_NO_SAMPLES) as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        found, deleted = await ledger_records(world.store).get(ledger_id), DeletedLedgers(world.store)
+        assert found is not None
+        await deleted.delete(found, now_ms=0, grace_ms=3_600_000)
+        await world.drain("b")
+        process.on_bookies_changed()
+        await asyncio.sleep(120)
+        status = await decommission_status(world.store, "b")
+        assert status["state"] == "draining"
+        assert status["problem"].startswith("1 deleted ledger names it and can be restored until 1970-01-01 01:00:00 UTC")
+        walks = process.auditor.statistics.walks
+        await asyncio.sleep(60)
+        assert process.auditor.statistics.walks == walks
+        if ending == "given up":
+            await deleted.give_up(ledger_id)
+        else:
+            assert await deleted.undelete(ledger_id, now_ms=0) is not None
+        await asyncio.sleep(60)
+        assert (await decommission_status(world.store, "b"))["state"] == "drained"
+        if ending == "brought back":
+            assert "b" not in (await world.ledgers.record(ledger_id)).last_fragment.ensemble
+            assert await world.is_whole(ledger_id)
 
 
 async def test_a_target_that_lost_its_disk_during_the_copy_is_not_named_without_its_copies() -> None:

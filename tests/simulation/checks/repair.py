@@ -1,5 +1,5 @@
-"""Checks of automatic repair: what a worker writes (R1, R2), which marks vanish (R3), which ledgers it recovers (R4), and what is
-left to do in the end (V5).
+"""Checks of automatic repair: what a worker writes (R1, R2), which marks vanish (R3), which ledgers it recovers (R4),
+which bookies are not needed any more (R5), and what is left to do in the end (V5).
 
 A worker is known by its process (`History.repairers`). What a bookie holds is asked of its answers and of its disk.
 """
@@ -11,7 +11,20 @@ import math
 from collections.abc import Iterator, Sequence
 
 from cepheid_ledger import entries_of, is_finished
-from cepheid_metadata import Check, Create, Delete, Fragment, LedgerMetadata, LedgerState, Op, Put, RepairMark, ShortReason, keys
+from cepheid_metadata import (
+    Check,
+    Create,
+    Delete,
+    DrainingBookie,
+    Fragment,
+    LedgerMetadata,
+    LedgerState,
+    Op,
+    Put,
+    RepairMark,
+    ShortReason,
+    keys,
+)
 from tests.simulation.checks.history import History, write_set_of
 
 VIEW_S = 30.0
@@ -27,18 +40,23 @@ class RepairChecks:
         self._history = history
         self._removed: list[RepairMark] = []
         self._before: dict[int, RepairMark] = {}  # marks as they were before this write
+        self._given_up: dict[str, str] = {}  # bookies whose disks this write calls needless, with what it says
 
     def begin(self, ops: Sequence[Op], process: str) -> None:
         history = self._history
-        self._removed, self._before = [], {}
+        self._removed, self._before, self._given_up = [], {}, {}
         for op in ops:
             if process in history.repairers and isinstance(op, Put) and op.key.startswith(f"{keys.LEDGERS_KEY}/"):
                 self._check_distinct(op, process)
             if op.key.startswith(f"{keys.DRAINING_BOOKIES_KEY}/") and not isinstance(op, Check):
                 ends_s = history.now_s if isinstance(op, Delete) else math.inf
                 history.drained_until[op.key.rpartition("/")[2]] = ends_s
+                if isinstance(op, Put) and DrainingBookie.decode(op.value, op.key).drained_at_ms is not None:
+                    self._given_up[op.key.rpartition("/")[2]] = "calls it drained"
             if op.key.startswith(f"{keys.BOOKIE_COOKIES_KEY}/"):
                 self._on_cookie(op)
+                if isinstance(op, Delete) and process in history.repairers:
+                    self._given_up[op.key.rpartition("/")[2]] = "forgets it"
             if not op.key.startswith(f"{keys.REPAIR_MARKS_KEY}/"):
                 continue
             if isinstance(op, Create | Put):
@@ -53,6 +71,32 @@ class RepairChecks:
     def end(self, process: str) -> None:
         for mark in self._removed:
             self._check_removed(mark, process)
+        for bookie, what in self._given_up.items():
+            self._check_given_up(bookie, f"{process} {what}")
+
+    def _check_given_up(self, bookie: str, what: str) -> None:
+        """R5: an operator may discard the disks of this bookie now."""
+        history = self._history
+        remembering = [ledger_id for ledger_id, mark in history.marks.items() if bookie in mark.former]
+        history.check("R5", not remembering, lambda: f"{bookie} may have what ledgers {remembering} lack, and {what}")
+        deleted = [history.deleted[each] for each in history.restorable if each in history.deleted]
+        naming = [each.ledger_id for each in deleted if any(bookie in fragment.ensemble for fragment in needed(each))]
+        history.check("R5", not naming, lambda: f"ledgers {naming} can be brought back and name {bookie}, and {what}")
+        alone = [
+            (record.ledger_id, entry_id)
+            for record in (*history.ledgers.values(), *deleted)
+            for entry_id in entries_in(record)
+            if self._is_only_holder(bookie, record, entry_id)
+        ]
+        history.check("R5", not alone, lambda: f"only {bookie} has {alone}, and {what}; {history.story(alone[0][0])}")
+
+    def _is_only_holder(self, bookie: str, record: LedgerMetadata, entry_id: int) -> bool:
+        history, ledger_id = self._history, record.ledger_id
+        return history.has_told(bookie, ledger_id, entry_id) and not any(
+            history.has(other, ledger_id, entry_id) and history.is_readable(other, ledger_id, entry_id)
+            for other in write_set_of(record, entry_id)
+            if other != bookie
+        )
 
     def _on_cookie(self, op: Op) -> None:
         name = op.key.rpartition("/")[2]
@@ -203,6 +247,14 @@ def entries_at(record: LedgerMetadata, fragment: Fragment, place: int) -> Iterat
     first, last = entries_of(record, fragment)
     size = len(fragment.ensemble)
     return (entry_id for entry_id in range(first, last + 1) if (place - entry_id) % size < record.write_quorum)
+
+
+def entries_in(record: LedgerMetadata) -> Iterator[int]:
+    """Entries of finished fragments."""
+    for fragment in needed(record):
+        if is_finished(record, fragment):
+            first, last = entries_of(record, fragment)
+            yield from range(first, last + 1)
 
 
 def lacking(history: History, record: LedgerMetadata, bookie: str) -> list[int]:

@@ -12,7 +12,7 @@ from cepheid_bookie.bookie import Bookie
 from cepheid_bookie.checkpoint import Checkpointer
 from cepheid_ledger import entry_copy, is_finished, recovery
 from cepheid_metadata import Fragment, LedgerMetadata
-from cepheid_recovery import repair_plan, replication_worker
+from cepheid_recovery import auditor, repair_plan, replication_worker
 from cepheid_recovery.replication_worker import ReplicationWorker
 from cepheid_rpc import AddRequest, BookieUnavailableError, Status
 from tests.simulation.mutants.registry import mutant, scenario_mutant
@@ -201,4 +201,27 @@ def trust_copies_that_the_journal_refused() -> Iterator[None]:
     Random worlds take hundreds of seeds: the disk must be full at the moment of a copy.
     """
     with mock.patch.object(Checkpointer, "keeps_refused", False):
+        yield
+
+
+@scenario_mutant
+@contextlib.contextmanager
+def drain_a_bookie_that_may_have_the_only_copy() -> Iterator[None]:
+    """No record names it any more, so it counts as empty, whatever a mark remembers it for.
+
+    Random worlds rarely get there: all other copies of an entry must be unreadable while its bookie is decommissioned.
+    """
+    with mock.patch.object(auditor, "marks_remembering", AsyncMock(return_value=[])):
+        yield
+
+
+@scenario_mutant
+@contextlib.contextmanager
+def drain_a_bookie_that_deleted_ledgers_name() -> Iterator[None]:
+    """A ledger that is deleted needs no copies, although it can still be brought back.
+
+    Random worlds take hundreds of seeds: a ledger must be deleted shortly before its bookie counts as drained, because it can be
+    brought back for 1.5 s only.
+    """
+    with mock.patch.object(auditor, "deleted_ledgers_naming", AsyncMock(return_value={})):
         yield

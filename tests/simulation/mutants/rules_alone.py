@@ -49,6 +49,7 @@ ALONE: Mapping[str, tuple[str, int | str]] = {
     "R2": ("name a bookie of the ensemble again", 1),
     "R3": ("remove a mark whatever its version", "R3"),
     "R4": ("recover an open ledger at once", 1),
+    "R5": ("drain a bookie that may have the only copy", "R5b"),
     "M1": ("count versions up after a conflict", 0),
     "M2": ("record an end without closing", 0),
     "M3": ("hear late answers of a broken ledger", "28"),
