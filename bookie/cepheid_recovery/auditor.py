@@ -63,7 +63,7 @@ from cepheid_metadata import (
     repair_marks,
     repair_requests,
 )
-from cepheid_metadata.repair_views import damaged_entries, deleted_ledgers_naming, marks_remembering, merged_reasons
+from cepheid_metadata.repair_views import damaged_entries, last_copies_of_deleted, marks_remembering, merged_reasons
 from cepheid_ports import Ports, TaskOwner
 from cepheid_recovery.cluster_state import ClusterState
 from cepheid_recovery.settings import RecoverySettings
@@ -679,7 +679,8 @@ class Auditor:
 
     async def _must_be_kept(self, bookie: str) -> bool:
         """Return whether something else than the records of ledgers needs the copies of a bookie. Raises MetadataError."""
-        deleted = await deleted_ledgers_naming(self._store, bookie)
+        staying = self._state.registered() - self._state.draining
+        deleted = await last_copies_of_deleted(self._store, bookie, staying)
         self._kept_for[bookie] = [*deleted, *await marks_remembering(self._store, bookie)]
         return bool(self._kept_for[bookie])
 

@@ -252,20 +252,26 @@ def _only_copy(mark: RepairMark, *, is_running: bool) -> str:
 
 async def _restorable(store: MetadataStore, bookie: str) -> str:
     """Return until when deleted ledgers that name the bookie can be restored; nothing if there are none."""
-    found = await deleted_ledgers_naming(store, bookie, newest=_DELETED_SHOWN)
+    _, running = await _bookies(store)
+    staying = running.difference(await list_names(store, keys.DRAINING_BOOKIES_KEY))
+    found = await last_copies_of_deleted(store, bookie, staying, newest=_DELETED_SHOWN)
     if unreadable := [key for key, until_ms in found.items() if until_ms is None]:
         return f"the record {unreadable[0]} of a deleted ledger cannot be read, and may name it"
     if not found:
         return ""
     until = datetime.fromtimestamp(max(until_ms or 0 for until_ms in found.values()) / 1000, UTC)
-    what = "1 deleted ledger names it" if len(found) == 1 else f"{len(found)} deleted ledgers name it"
-    if len(found) == _DELETED_SHOWN:
-        what = f"{len(found)} or more deleted ledgers name it"
-    return f"{what} and can be restored until {until:%Y-%m-%d %H:%M:%S} UTC; cepheid ledgers purge gives them up earlier"
+    count = f"{len(found)} or more" if len(found) == _DELETED_SHOWN else str(len(found))
+    what = f"the last copies of {count} deleted {'ledger' if len(found) == 1 else 'ledgers'}"
+    return f"it has {what}, to be restored until {until:%Y-%m-%d %H:%M:%S} UTC; cepheid ledgers purge gives them up earlier"
 
 
-async def deleted_ledgers_naming(store: MetadataStore, bookie: str, *, newest: int | None = None) -> dict[str, int | None]:
-    """Return the deleted ledgers of which a bookie has entries and that can still be restored, by the key of their record.
+async def last_copies_of_deleted(
+    store: MetadataStore, bookie: str, staying: Collection[str], *, newest: int | None = None
+) -> dict[str, int | None]:
+    """Return the deleted ledgers that can still be restored, and of which a bookie has the last copies, by the key of their record.
+
+    Only bookies that stay count, those that run and are not being decommissioned. A ledger with copies there needs none of this
+    bookie's: those that it lacks when it is restored are made then.
 
     The value is the wall clock time until which the ledger can be restored. It is None for a record that cannot be read, and may
     name the bookie. `newest`: how many of the newest ledgers are looked at; None: all.
@@ -279,7 +285,7 @@ async def deleted_ledgers_naming(store: MetadataStore, bookie: str, *, newest: i
         except (CorruptRecordError, NewerFormatError):
             naming[records.key_of(ledger_id)] = None
         else:
-            if found is not None and has_entries_on(found.record.ledger, bookie):
+            if found is not None and _has_last_copies(found.record.ledger, bookie, staying):
                 naming[records.key_of(ledger_id)] = found.record.purge_after_ms
 
     ledger_ids = [ledger_id async for ledger_id in list_deleted_ledgers(store)]
@@ -315,6 +321,20 @@ def has_entries_on(ledger: LedgerMetadata, bookie: str) -> bool:
     # The last fragment of a closed ledger may be empty: repair does not change it.
     end = math.inf if ledger.last_entry_id is None else ledger.last_entry_id
     return any(bookie in fragment.ensemble for fragment in ledger.fragments if fragment.first_entry_id <= end)
+
+
+def _has_last_copies(ledger: LedgerMetadata, bookie: str, staying: Collection[str]) -> bool:
+    """Return whether entries of the ledger may have no copy on other bookies that stay."""
+    end, size = ledger.last_entry_id, ledger.ensemble_size
+    for fragment in ledger.fragments:
+        if bookie not in fragment.ensemble or (end is not None and fragment.first_entry_id > end):
+            continue
+        place = fragment.ensemble.index(bookie)
+        for start in range(place - ledger.write_quorum + 1, place + 1):  # each write set that has the bookie
+            others = {fragment.ensemble[(start + i) % size] for i in range(ledger.write_quorum)} - {bookie}
+            if not others.intersection(staying):
+                return True
+    return False
 
 
 async def _obstacle(store: MetadataStore) -> str:

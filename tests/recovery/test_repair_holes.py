@@ -172,19 +172,27 @@ def _remembering(bookie: str, *, ledger_id: int) -> RepairMark:
 
 
 @pytest.mark.parametrize("ending", ["given up", "brought back"])
-async def test_a_bookie_with_copies_of_a_deleted_ledger_is_drained_when_that_cannot_be_restored_any_more(ending: str) -> None:
-    async with repair_world(*"abcde", settings=_NO_SAMPLES) as world:
+async def test_a_bookie_with_the_last_copies_of_a_deleted_ledger_is_drained_when_that_cannot_be_restored_any_more(
+    ending: str,
+) -> None:
+    async with repair_world(*"abcdefg", settings=_NO_SAMPLES) as world:
         ledger_id = await world.closed_ledger("abc")
         process = await world.start()
         found, deleted = await ledger_records(world.store).get(ledger_id), DeletedLedgers(world.store)
         assert found is not None
         await deleted.delete(found, now_ms=0, grace_ms=3_600_000)
+        await world.drain("c")
+        await asyncio.sleep(120)
+        assert (await decommission_status(world.store, "c"))["state"] == "drained"  # a and b have copies
+        world.kill("a", "c")
         await world.drain("b")
         process.on_bookies_changed()
         await asyncio.sleep(120)
         status = await decommission_status(world.store, "b")
         assert status["state"] == "draining"
-        assert status["problem"].startswith("1 deleted ledger names it and can be restored until 1970-01-01 01:00:00 UTC")
+        assert status["problem"].startswith(
+            "it has the last copies of 1 deleted ledger, to be restored until 1970-01-01 01:00:00 UTC"
+        )
         walks = process.auditor.statistics.walks
         await asyncio.sleep(60)
         assert process.auditor.statistics.walks == walks

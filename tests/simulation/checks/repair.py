@@ -80,15 +80,29 @@ class RepairChecks:
         remembering = [ledger_id for ledger_id, mark in history.marks.items() if bookie in mark.former]
         history.check("R5", not remembering, lambda: f"{bookie} may have what ledgers {remembering} lack, and {what}")
         deleted = [history.deleted[each] for each in history.restorable if each in history.deleted]
-        naming = [each.ledger_id for each in deleted if any(bookie in fragment.ensemble for fragment in needed(each))]
-        history.check("R5", not naming, lambda: f"ledgers {naming} can be brought back and name {bookie}, and {what}")
+        last = [each.ledger_id for each in deleted if self._has_last_copies(bookie, each)]
+        history.check("R5", not last, lambda: f"only {bookie} has ledgers {last}, which can be brought back, and {what}")
         alone = [
             (record.ledger_id, entry_id)
-            for record in (*history.ledgers.values(), *deleted)
+            for record in history.ledgers.values()
             for entry_id in entries_in(record)
             if self._is_only_holder(bookie, record, entry_id)
         ]
         history.check("R5", not alone, lambda: f"only {bookie} has {alone}, and {what}; {history.story(alone[0][0])}")
+
+    def _has_last_copies(self, bookie: str, record: LedgerMetadata) -> bool:
+        """Whether an entry of the ledger has no other bookie that runs and stays. The auditor's view may be a moment old."""
+        history = self._history
+
+        def stays(other: str) -> bool:
+            is_leaving = history.now_s - history.drained_until.get(other, -VIEW_S) < VIEW_S
+            return not is_leaving and history.was_registered_within(other, VIEW_S)
+
+        return any(
+            bookie in holders and not any(stays(other) for other in holders if other != bookie)
+            for entry_id in entries_in(record)
+            if (holders := write_set_of(record, entry_id))
+        )
 
     def _is_only_holder(self, bookie: str, record: LedgerMetadata, entry_id: int) -> bool:
         history, ledger_id = self._history, record.ledger_id

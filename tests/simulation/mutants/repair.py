@@ -217,11 +217,11 @@ def drain_a_bookie_that_may_have_the_only_copy() -> Iterator[None]:
 
 @scenario_mutant
 @contextlib.contextmanager
-def drain_a_bookie_that_deleted_ledgers_name() -> Iterator[None]:
+def drain_a_bookie_with_the_last_copies_of_deleted_ledgers() -> Iterator[None]:
     """A ledger that is deleted needs no copies, although it can still be brought back.
 
     Random worlds take hundreds of seeds: a ledger must be deleted shortly before its bookie counts as drained, because it can be
     brought back for 1.5 s only.
     """
-    with mock.patch.object(auditor, "deleted_ledgers_naming", AsyncMock(return_value={})):
+    with mock.patch.object(auditor, "last_copies_of_deleted", AsyncMock(return_value={})):
         yield
