@@ -49,6 +49,7 @@ from cepheid_metadata import (
     SessionState,
     ShortFigures,
     ShortReason,
+    StoreUnavailableError,
     audit_record,
     auditor_record,
     bookie_cookies,
@@ -209,6 +210,8 @@ class Auditor:
     # Election
 
     def _on_session(self, state: SessionState) -> None:
+        if state is SessionState.SUSPENDED:
+            self._lost_since.clear()  # rule 1; the next look at the bookies starts the timers again
         if state is SessionState.LOST:
             self._deposed.set()
         self._due.set()
@@ -253,6 +256,8 @@ class Auditor:
                 await self._poll()
             except MetadataError as error:
                 log.info("auditor.metadata_away", extra={"error": str(error)})
+                if isinstance(error, StoreUnavailableError):
+                    self._lost_since.clear()  # as in `_on_session`
                 if self._store.session_state is SessionState.LOST:
                     return
             await self._wait(self._settings.poll_s)
@@ -301,9 +306,9 @@ class Auditor:
 
     async def _look_at_bookies(self) -> BookiesSeen:
         """Update the timers and return the state of the bookies. Raises MetadataError."""
-        now = asyncio.get_running_loop().time()
-        registered = self._state.registered()
         self._requested = requested = frozenset(await list_names(self._store, keys.REPAIR_REQUESTS_KEY))
+        now = asyncio.get_running_loop().time()  # nothing is awaited from here to the end of `waiting`: an outage resets timers
+        registered = self._state.registered()
         for bookie in sorted(registered):
             since = self._lost_since.pop(bookie, None)
             run = self._state.run_of(bookie)
