@@ -66,7 +66,7 @@ from cepheid_metadata import (
 )
 from cepheid_metadata.repair_views import damaged_entries, merged_reasons
 from cepheid_ports import Ports, TaskOwner
-from cepheid_recovery.cluster_state import ClusterState
+from cepheid_recovery.cluster_state import LOST_RUN, ClusterState
 from cepheid_recovery.settings import RecoverySettings
 from cepheid_recovery.shortage import BookiesSeen, Shortage, add_holdings, find_shortage, measure, needed_fragments
 
@@ -248,7 +248,7 @@ class Auditor:
         except CorruptRecordError:  # it is logged, and written again after the first walk
             found = None
         self.audit = None if found is None else found.record
-        self._runs = {} if self.audit is None else dict(self.audit.runs)
+        self._runs = {} if self.audit is None else _without_lost(self.audit.runs)
         while not self._deposed.is_set():
             try:
                 if not await self._election.holds():
@@ -580,6 +580,8 @@ class Auditor:
         rate = int((before - short_bytes) / (now - since)) if now > since and before > short_bytes else 0
         urgent = sorted((one.copies_left, ledger_id) for ledger_id, one in self._marked.items() if one.lacks_copies)
         queued = chain(self._checks, self._failed_checks)
+        lost = frozenset(self._state.expected()) - seen.registered - seen.waiting
+        checked = _without_lost(self.audit.runs)
         unchecked = self._back.keys() | {bookie for _, copies in queued for *_, bookie in copies}
         audit = self.audit.replace(
             short=ShortFigures(
@@ -591,7 +593,8 @@ class Auditor:
             waiting=tuple(sorted(seen.waiting)),
             bytes_per_s=rate,
             urgent=tuple(ledger_id for _, ledger_id in urgent[:_URGENT]),
-            runs={bookie: self.audit.runs.get(bookie, "") if bookie in unchecked else run for bookie, run in self._runs.items()},
+            runs={bookie: checked.get(bookie, "") if bookie in unchecked else run for bookie, run in self._runs.items()}
+            | dict.fromkeys(sorted(lost), LOST_RUN),
         )
         if audit != self.audit or not self._is_saved:
             self.audit = audit
@@ -738,6 +741,11 @@ async def mark_ledger(
             return
         except (KeyExistsError, BadVersionError, NoSuchKeyError):
             continue
+
+
+def _without_lost(runs: Mapping[str, str]) -> dict[str, str]:
+    """Return the runs of an audit; empty for lost bookies, so that each is checked when it is back."""
+    return {bookie: "" if run == LOST_RUN else run for bookie, run in runs.items()}
 
 
 def _renewed(mark: RepairMark, shortage: Shortage) -> RepairMark:

@@ -8,6 +8,9 @@ from typing import Protocol
 from cepheid_ledger import BookieStates
 from cepheid_metadata import MetadataStore, RepairSwitch, keys, list_names, repair_switch
 
+LOST_RUN = "lost"
+"""Stands in the audit for the run of a lost bookie, whatever it was: unlike the name of any run, it has no space."""
+
 
 class RepairBookies(BookieStates, Protocol):
     """The bookies of the cluster, as far as this process knows."""

@@ -432,6 +432,49 @@ async def test_copies_of_a_damaged_bookie_move_once_its_grace_period_is_over() -
         assert (await world.ledgers.record(ledger_id)).last_fragment.ensemble == ("a", "d", "c")
 
 
+async def test_a_damaged_bookie_that_restarts_with_the_auditor_keeps_its_grace_period() -> None:
+    """The next auditor saves nothing before its first walk ends."""
+    slow_walk = QUICK.model_copy(update={"walk_ledgers_per_s": 5})  # as with some 100,000 ledgers at the default rate
+    async with repair_world(*"abcd", settings=slow_walk) as world:
+        ledger_id = await world.closed_ledger("abc")
+        for _ in range(200):
+            await world.closed_ledger("abc", 0)
+        first = await world.start()
+        second = await world.start("r2")
+        await asyncio.sleep(60.5)
+        assert first.auditor.statistics.walks == 1
+        world.ledgers.cluster["b"].damage(ledger_id, 5)
+        world.kill("b")
+        await first.aclose()
+        await first.auditor._store.aclose()
+        await mark_damaged(world.store, ledger_id, ["b"], 0, entries=[(5, 5)])
+        second.on_bookies_changed()
+        await asyncio.sleep(10)
+        assert (await world.ledgers.record(ledger_id)).last_fragment.ensemble == ("a", "b", "c")
+
+
+async def test_a_bookie_is_listed_as_lost_only_while_the_present_auditor_gave_it_up() -> None:
+    async with repair_world(*"abcd") as world:
+        first = await world.start()
+        await asyncio.sleep(10)
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s + 10)
+        assert (await world.audit()).runs["b"] == "lost"
+        await first.aclose()
+        await first.auditor._store.aclose()
+        second = await world.start("r2")
+        await asyncio.sleep(10)
+        assert (await world.audit()).runs["b"] == ""
+        await asyncio.sleep(QUICK.grace_s)
+        assert (await world.audit()).runs["b"] == "lost"
+        world.revive("b")
+        second.on_bookies_changed()
+        await asyncio.sleep(2)
+        assert (await world.audit()).runs["b"] == ""  # its copies were not checked yet
+        await asyncio.sleep(10)
+        assert (await world.audit()).runs["b"] == "first disks first process"
+
+
 def test_marks_for_all_entries_of_a_bookie_outweigh_those_for_some() -> None:
     def entries(mark: RepairMark | None, *runs: tuple[int, int]) -> RepairMark:
         return RepairMark(
