@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from itertools import chain, zip_longest
+from itertools import zip_longest
 
 from cepheid_ledger import LedgerClient, LedgerError, entries_of, is_finished, placement_shortfall
 from cepheid_metadata import (
@@ -67,6 +67,7 @@ from cepheid_metadata import (
 from cepheid_metadata.repair_views import damaged_entries, merged_reasons
 from cepheid_ports import Ports, TaskOwner
 from cepheid_recovery.cluster_state import LOST_RUN, ClusterState
+from cepheid_recovery.retries import CopyChecks, CopyToRead
 from cepheid_recovery.settings import RecoverySettings
 from cepheid_recovery.shortage import BookiesSeen, Shortage, add_holdings, find_shortage, measure, needed_fragments
 
@@ -84,10 +85,6 @@ _MAX_CHECKS = 50_000
 """Ledgers whose copies wait to be read. Those beyond the limit are found by samples, or when a bookie is back."""
 _MARKS_READ = 100
 """Marks that are read again at each poll, in turn: workers note in them what they could not do."""
-
-
-_CopyToRead = tuple[int, int, str]
-"""Position in the ensemble, entry id, bookie."""
 
 
 @dataclass(slots=True)
@@ -199,9 +196,7 @@ class Auditor:
         self._marked: dict[int, _Marked] = {}
         self._reasons: dict[tuple[tuple[str, ShortReason], ...], dict[str, ShortReason]] = {}  # thousands of marks share a few
         self._rates: deque[tuple[float, int]] = deque()
-        # Ledgers whose copies are to be read. The newest come first: they were open most recently.
-        self._checks: deque[tuple[int, list[_CopyToRead]]] = deque(maxlen=_MAX_CHECKS)
-        self._failed_checks: deque[tuple[int, list[_CopyToRead]]] = deque(maxlen=_MAX_CHECKS)  # read again after the next walk
+        self._checks = CopyChecks(_MAX_CHECKS, self._settings.retry_s)
         self._closed: set[int] = set()  # ledgers that were closed at the last walk: their last entries are or were read
         self._was_off = False
         self._read_again = -1  # the last of the marks that are read in turn
@@ -300,6 +295,9 @@ class Auditor:
                 if not (is_off or self._state.off is not None):  # otherwise nothing was marked
                     await self._finish_requests(seen)
                 await self._note_drained(walked)
+        self._checks.retry(asyncio.get_running_loop().time())
+        if self._checks:
+            self._has_checks.set()
         await self._update_figures(seen)
         await self._finish_drained(seen)
         await self._note_refilled(seen)
@@ -370,9 +368,6 @@ class Auditor:
         if self._state.off is not None:
             self._marked = {one: figures for one, figures in self._marked.items() if one in walk.counted or one in marked}
         self._closed = walk.closed
-        self._checks.extendleft(self._failed_checks)
-        self._failed_checks.clear()
-        self._has_checks.set()
         self.statistics.walks += 1
         self.statistics.walked_ledgers += walk.ledgers
         self.audit = Audit(
@@ -410,7 +405,7 @@ class Auditor:
         shortage = find_shortage(ledger, walk.seen)
         add_holdings(walk.holdings, ledger, shortage)
         if copies := self._copies_to_read(walk, ledger):
-            self._checks.append((ledger.ledger_id, copies))
+            self._checks.add(ledger.ledger_id, copies)
         if shortage is None and (shortage := self._find_bad_placement(walk, ledger)) is None:
             return
         if self._state.off is not None:
@@ -494,10 +489,10 @@ class Auditor:
 
     # Reading copies
 
-    def _copies_to_read(self, walk: _Walk, ledger: LedgerMetadata) -> list[_CopyToRead]:
+    def _copies_to_read(self, walk: _Walk, ledger: LedgerMetadata) -> list[CopyToRead]:
         """Return copies that may be missing although their bookie runs (rule 4)."""
         size, quorum = ledger.ensemble_size, ledger.write_quorum
-        wanted: list[_CopyToRead] = []
+        wanted: list[CopyToRead] = []
         suspects: Collection[str] = walk.returned
         if ledger.is_closed:
             walk.closed.add(ledger.ledger_id)
@@ -511,30 +506,32 @@ class Auditor:
                     _, last = entries_of(ledger, fragment)
                     entry_id = next(last - back for back in range(size) if (position - (last - back)) % size < quorum)
                     if entry_id >= fragment.first_entry_id:
-                        wanted.append((position, entry_id, bookie))
+                        wanted.append(CopyToRead(position, entry_id, bookie))
         if walk.samples and ledger.last_entry_id is not None and ledger.last_entry_id >= 0:
             rng = self._ports.random
             if rng.random() < self._settings.checks_per_s / self._settings.walk_ledgers_per_s:
                 entry_id = rng.randint(0, ledger.last_entry_id)
                 position = (entry_id + rng.randrange(quorum)) % size
-                wanted.append((position, entry_id, ledger.fragment_of(entry_id).ensemble[position]))
+                wanted.append(CopyToRead(position, entry_id, ledger.fragment_of(entry_id).ensemble[position]))
         return wanted
 
     async def _check_copies(self) -> None:
         while True:
             await self._has_checks.wait()
             if not self._checks or not self.statistics.is_auditor or self._state.off is not None:
-                self._has_checks.clear()  # until the next walk
+                self._has_checks.clear()  # until the next poll
                 continue
-            ledger_id, copies = self._checks.pop()
+            checks, failed_at = self._checks, None
+            ledger_id, copies = checks.begin()
             await asyncio.sleep(len(copies) / self._settings.checks_per_s)
             try:
                 await self._check_ledger(ledger_id, copies)
             except Exception as error:
-                self._failed_checks.append((ledger_id, copies))
+                failed_at = asyncio.get_running_loop().time()
                 log.info("audit.copies_not_checked", extra={"ledger_id": ledger_id, "error": str(error)})
+            checks.end(failed_at)
 
-    async def _check_ledger(self, ledger_id: int, copies: Iterable[_CopyToRead]) -> None:
+    async def _check_ledger(self, ledger_id: int, copies: Iterable[CopyToRead]) -> None:
         """Read copies, and mark the ledger for the bookies that do not have them. Raises MetadataError, LedgerError."""
         found = await self._ledgers.get(ledger_id)
         if found is None:
@@ -567,6 +564,7 @@ class Auditor:
         """Subtract what was repaired since the last poll, and save the figures if they changed."""
         if self.audit is None:
             return
+        unchecked = self._back.keys() | self._checks.bookies()  # before marks are listed: a check marks before it ends
         listed = [ledger_id async for ledger_id in list_repair_marks(self._store)]
         await self._read_marks(listed)
         living = set(listed)
@@ -579,10 +577,8 @@ class Auditor:
         since, before = self._rates[0]
         rate = int((before - short_bytes) / (now - since)) if now > since and before > short_bytes else 0
         urgent = sorted((one.copies_left, ledger_id) for ledger_id, one in self._marked.items() if one.lacks_copies)
-        queued = chain(self._checks, self._failed_checks)
         lost = frozenset(self._state.expected()) - seen.registered - seen.waiting
         checked = _without_lost(self.audit.runs)
-        unchecked = self._back.keys() | {bookie for _, copies in queued for *_, bookie in copies}
         audit = self.audit.replace(
             short=ShortFigures(
                 ledgers=len(short),

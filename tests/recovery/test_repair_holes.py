@@ -41,6 +41,7 @@ from cepheid_recovery.shortage import measure
 from tests.ledger.ledger_world import append
 from tests.recovery.repair_world import QUICK, repair_world
 
+_NO_SAMPLES = QUICK.model_copy(update={"walk_ledgers_per_s": 10**9})
 _IDLE = QUICK.model_copy(update={"enabled": False})
 
 pytestmark = [pytest.mark.virtual_time, pytest.mark.deadline(2000)]
@@ -534,19 +535,62 @@ async def test_a_new_auditor_repeats_the_checks_that_the_first_one_did_not_get_t
         assert await world.is_whole(ledger_id)
 
 
-async def test_a_check_that_found_no_answer_is_repeated_after_the_next_walk() -> None:
-    without_samples = QUICK.model_copy(update={"walk_interval_s": 5.0, "walk_ledgers_per_s": 10**9})
-    async with repair_world("a", "b", "c", settings=without_samples) as world:
+async def test_a_check_that_found_no_answer_is_repeated_without_waiting_for_the_next_walk() -> None:
+    """A rolling restart waits for it."""
+    async with repair_world("a", "b", "c", settings=_NO_SAMPLES) as world:
         ledger_id = await world.closed_ledger("abc")
-        await world.start()
-        await asyncio.sleep(3)
+        process = await world.start()
+        await asyncio.sleep(10)
         del world.ledgers.cluster["b"].entries[ledger_id][9]
-        world.ledgers.cluster["b"].mute = True  # runs anew, and does not answer reads for a while
+        world.ledgers.cluster["b"].mute = True  # busy with its start
         world.bookies.processes["b"] = "second process"
-        await asyncio.sleep(60)
+        process.on_bookies_changed()
+        await asyncio.sleep(15)
         world.ledgers.cluster["b"].mute = False
-        await asyncio.sleep(20)
+        await asyncio.sleep(60)
         assert await world.is_whole(ledger_id)
+        assert (await world.audit()).runs["b"] == "first disks second process"
+
+
+async def test_a_bookie_is_not_called_checked_before_the_finding_of_its_last_check_is_counted() -> None:
+    async with repair_world("a", "b", "c", settings=_NO_SAMPLES) as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        await asyncio.sleep(10)
+        auditor = process.auditor
+        check, read_marks, save = auditor._check_ledger, auditor._read_marks, auditor._save_audit
+        reading, may_end, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        polls, saved = 0, list[bool]()
+
+        async def slow_check(*args: Any) -> None:
+            reading.set()
+            await may_end.wait()  # the disk of a bookie that has just started is busy
+            await check(*args)
+            ended.set()
+
+        async def end_check_meanwhile(listed: list[int]) -> None:
+            nonlocal polls
+            polls += reading.is_set()
+            if polls == 3:
+                may_end.set()
+                await ended.wait()
+            await read_marks(listed)
+
+        async def save_and_note() -> None:
+            await save()
+            assert auditor.audit is not None
+            says_whole = auditor.audit.runs["b"] == "first disks second process" and not auditor.audit.short.ledgers
+            saved.extend([await world.is_whole(ledger_id)] if says_whole else ())
+
+        auditor._check_ledger = slow_check  # type: ignore[method-assign]
+        auditor._read_marks = end_check_meanwhile  # type: ignore[method-assign]
+        auditor._save_audit = save_and_note  # type: ignore[method-assign]
+        del world.ledgers.cluster["b"].entries[ledger_id][9]
+        world.bookies.processes["b"] = "second process"
+        process.on_bookies_changed()
+        await asyncio.sleep(60)
+        assert saved
+        assert all(saved)
 
 
 async def test_workers_beside_the_auditor_move_copies_of_a_draining_bookie_and_obey_the_switch() -> None:
