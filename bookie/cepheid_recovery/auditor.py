@@ -198,7 +198,7 @@ class Auditor:
         self._rates: deque[tuple[float, int]] = deque()
         self._checks = CopyChecks(_MAX_CHECKS, self._settings.retry_s)
         self._closed: set[int] = set()  # ledgers that were closed at the last walk: their last entries are or were read
-        self._was_off = False
+        self._was_off = False  # repair was off at the last poll or since: what was not marked then needs another walk
         self._read_again = -1  # the last of the marks that are read in turn
         self._is_saved = False  # whether metadata has the present `audit`
 
@@ -282,7 +282,6 @@ class Auditor:
         if self._was_off and self._state.off is None:
             self._next_walk = 0.0
         self._was_off = self._state.off is not None
-        is_off = self._state.off is not None
         if now >= self._next_walk or acts - self._acted_on or returned:
             walked = await self._walk(seen, returned, samples=now >= self._next_walk)
             if walked is not None:
@@ -290,9 +289,9 @@ class Auditor:
                 self._next_walk = max(self._next_walk, now + self._settings.walk_interval_s)
                 for bookie in returned:
                     self._back.pop(bookie, None)
-                if not walked.unreadable:  # otherwise a bookie may lack copies of an unread ledger
+                if not (walked.unreadable or self._was_off):  # otherwise a bookie may lack copies that no mark names
                     self._emptied_walked = {bookie: self._disks[bookie] for bookie in seen.emptied}
-                if not (is_off or self._state.off is not None):  # otherwise nothing was marked
+                if not self._was_off:  # otherwise some ledgers were only counted
                     await self._finish_requests(seen)
                 await self._note_drained(walked)
         self._checks.retry(asyncio.get_running_loop().time())
@@ -409,6 +408,7 @@ class Auditor:
         if shortage is None and (shortage := self._find_bad_placement(walk, ledger)) is None:
             return
         if self._state.off is not None:
+            self._was_off = True  # it may be on again by the next poll
             walk.counted.add(ledger.ledger_id)
             before = self._marked.get(ledger.ledger_id)
             self._note(ledger.ledger_id, _mark_of(ledger.ledger_id, shortage, 0))

@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from cepheid_metadata import LedgerState, ShortReason, decommissioned_bookies
+from cepheid_recovery import AutoRecovery
 from cepheid_rpc import ReadAnswer, ReadRequest, Status
 from tests.ledger.ledger_world import append
 from tests.ledger.memory_bookie import MemoryBookie
 from tests.recovery.repair_world import QUICK, RepairWorld, repair_world
 from tests.support import wait_until
+
+_WITHOUT_SAMPLES = QUICK.model_copy(update={"walk_ledgers_per_s": 10**9})
 
 pytestmark = [pytest.mark.virtual_time, pytest.mark.deadline(2000)]
 
@@ -186,6 +189,46 @@ async def test_a_request_that_comes_while_repair_is_off_is_for_the_time_when_it_
         await world.switch_on()
         await asyncio.sleep(QUICK.grace_s / 4)
         assert "b" not in (await world.ledgers.record(ledger_id)).fragments[0].ensemble
+
+
+def switch_off_during_a_walk(world: RepairWorld, process: AutoRecovery) -> None:
+    """Let repair be off while the next walk looks at its ledgers, and on again before the next poll."""
+    walk_slice = process.auditor._walk_slice
+
+    async def off_meanwhile(*args: Any) -> None:
+        process.auditor._walk_slice = walk_slice  # type: ignore[method-assign]
+        await world.switch_off()
+        await asyncio.sleep(3)  # the worker of the process reads the switch too
+        await walk_slice(*args)
+        await world.switch_on()
+        await asyncio.sleep(3)
+
+    process.auditor._walk_slice = off_meanwhile  # type: ignore[method-assign]
+
+
+async def test_a_ledger_that_a_walk_passed_while_repair_was_off_is_marked_when_it_is_on() -> None:
+    async with repair_world() as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        await asyncio.sleep(10)
+        switch_off_during_a_walk(world, process)
+        await world.request("b")
+        world.kill("b")
+        process.on_bookies_changed()
+        await asyncio.sleep(QUICK.grace_s / 2)
+        assert await world.is_whole(ledger_id)
+
+
+async def test_a_bookie_does_not_count_as_refilled_after_a_walk_while_repair_was_off() -> None:
+    async with repair_world("a", "b", "c", settings=_WITHOUT_SAMPLES) as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        await asyncio.sleep(10)
+        switch_off_during_a_walk(world, process)
+        await world.lose_disk("b", 1000, "second disks")
+        process.on_bookies_changed()
+        await world.wait_refilled("b")
+        assert await world.is_whole(ledger_id)
 
 
 async def test_nothing_is_marked_or_copied_while_repair_is_off() -> None:
