@@ -263,6 +263,33 @@ async def test_the_figures_stay_true_while_repair_is_off() -> None:
         assert await world.is_whole(kept)
 
 
+async def test_a_walk_reads_no_more_ledgers_per_second_than_it_may() -> None:
+    async with repair_world(settings=QUICK.model_copy(update={"walk_ledgers_per_s": 10})) as world:
+        for _ in range(301):
+            await world.closed_ledger("abc", 0)
+        process = await world.start()
+        await asyncio.sleep(25)
+        assert process.auditor.statistics.walks == 0
+        await asyncio.sleep(10)
+        assert (process.auditor.statistics.walks, process.auditor.statistics.walked_ledgers) == (1, 301)
+
+
+async def test_a_bookie_that_is_lost_again_after_a_short_return_is_repaired_again() -> None:
+    async with repair_world("a", "b", "c", settings=_WITHOUT_SAMPLES) as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s + 10)
+        assert ledger_id in await world.marks()  # there is no spare bookie
+        world.revive("b")
+        process.on_bookies_changed()
+        assert await world.wait_whole(ledger_id) < 3  # its mark is removed, and it is not back for long enough to be checked
+        world.kill("b")
+        process.on_bookies_changed()
+        await asyncio.sleep(QUICK.grace_s + 10)
+        assert ledger_id in await world.marks()
+
+
 async def test_without_a_spare_bookie_the_mark_says_why_and_the_ledger_is_repaired_once_there_is_one() -> None:
     async with repair_world(*"abcd") as world:
         world.kill("d")

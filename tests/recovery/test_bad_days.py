@@ -102,6 +102,21 @@ async def test_a_target_that_is_full_in_the_middle_of_a_copy_is_replaced_by_anot
         assert world.ledgers.cluster[first].ids(ledger_id), "it had a part"
 
 
+async def test_a_target_that_failed_is_not_chosen_again_while_there_is_another() -> None:
+    """The full one has the rack that is best for the copies."""
+    async with repair_world(*"abcde") as world:
+        world.bookies.known_racks = racks = dict(zip("abcde", ["1", "2", "3", "2", "1"], strict=True))
+        world.ledgers.placement._racks = lambda: racks
+        ledger_id = await world.closed_ledger("abc")
+        world.ledgers.cluster["d"].refuse = Status.NO_SPACE
+        process = await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s)
+        await world.wait_whole(ledger_id, timeout_s=30)
+        assert await ensemble_of(world, ledger_id) == ("a", "e", "c")
+        assert process.worker.statistics.failures == 1
+
+
 async def test_a_full_target_that_is_the_only_one_is_named_in_the_mark_and_gets_the_rest_when_it_has_room() -> None:
     async with repair_world(*"abcd") as world:
         ledger_id = await large_ledger(world)
