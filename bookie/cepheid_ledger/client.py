@@ -27,7 +27,7 @@ from cepheid_ledger.errors import (
 from cepheid_ledger.idle_writers import IdleWriters
 from cepheid_ledger.ledger_reader import LedgerReader
 from cepheid_ledger.ledger_writer import ClosedLedger, LedgerWriter
-from cepheid_ledger.metadata_loop import LedgerRecords, read_ledger, to_check
+from cepheid_ledger.metadata_loop import LedgerRecords, read_ledger, to_check_always
 from cepheid_ledger.placement import Placement
 from cepheid_ledger.recovery import FoundEnd, Recovery
 from cepheid_ledger.recovery_from_one import RecoveryFromOne, RecoveryPreview
@@ -365,12 +365,13 @@ class LedgerClient:
     async def undelete(self, ledger_id: int) -> LedgerMetadata:
         """Restore a deleted ledger, closed, with all its entries; it belongs to no topic. Raises NoSuchLedgerError.
 
-        Repair checks each of its copies once: what was known to be missing was forgotten with the deletion.
+        Repair checks each of its copies once: what was known to be missing was forgotten with the deletion, and bookies may have
+        been lost or decommissioned since.
         """
         self._check_open()
         store = self._records.store
         ledger = await DeletedLedgers(store).undelete(
-            ledger_id, self._ports.wall_ms(), together=lambda ledger: to_check(store, ledger)
+            ledger_id, self._ports.wall_ms(), together=lambda ledger: to_check_always(store, ledger)
         )
         if ledger is None:
             message = f"ledger {ledger_id} cannot be restored: it was not deleted, or its grace period is over"

@@ -51,7 +51,12 @@ def to_check(store: MetadataStore, ledger: LedgerMetadata) -> list[Create]:
     For a ledger of which some bookies may lack copies, and it is unknown which. Nothing needs to be written if no entry can lack
     one: all bookies of its write set have acknowledged it.
     """
-    if ledger.write_quorum == ledger.ack_quorum or (ledger.last_entry_id is not None and ledger.last_entry_id < 0):
+    return [] if ledger.write_quorum == ledger.ack_quorum else to_check_always(store, ledger)
+
+
+def to_check_always(store: MetadataStore, ledger: LedgerMetadata) -> list[Create]:
+    """Return the same for a ledger of which any bookie may lack copies."""
+    if ledger.last_entry_id is not None and ledger.last_entry_id < 0:
         return []
     return [unchecked_ledgers(store).create_op(ledger.ledger_id, UncheckedLedger(ledger_id=ledger.ledger_id))]
 

@@ -193,6 +193,7 @@ class Auditor:
         self._disks: dict[str, str] = {}  # names of the disks of bookies that lost their data
         self._emptied_walked: dict[str, str] = {}  # those that the last walk knew
         self._next_walk = 0.0
+        self._recount = False  # whether copies were made that the figures by bookie do not show, and none is missing any more
         self._marked: dict[int, _Marked] = {}
         self._reasons: dict[tuple[tuple[str, ShortReason], ...], dict[str, ShortReason]] = {}  # thousands of marks share a few
         self._rates: deque[tuple[float, int]] = deque()
@@ -282,10 +283,11 @@ class Auditor:
         if self._was_off and self._state.off is None:
             self._next_walk = 0.0
         self._was_off = self._state.off is not None
-        if now >= self._next_walk or acts - self._acted_on or returned:
+        if now >= self._next_walk or acts - self._acted_on or returned or self._recount:
             walked = await self._walk(seen, returned, samples=now >= self._next_walk)
             if walked is not None:
                 self._acted_on = acts
+                self._recount = False
                 self._next_walk = max(self._next_walk, now + self._settings.walk_interval_s)
                 for bookie in returned:
                     self._back.pop(bookie, None)
@@ -323,7 +325,10 @@ class Auditor:
         waiting = frozenset(
             bookie for bookie, since in self._lost_since.items() if now - since < grace_s and bookie not in requested
         )
-        return BookiesSeen(registered, waiting, self._state.draining, await self._emptied(registered))
+        # Copies of a draining bookie move. If it stays after all, those that it lost are copied to it again.
+        emptied = await self._emptied(registered - self._state.draining)
+        self._emptied_walked = {bookie: disks for bookie, disks in self._emptied_walked.items() if bookie in emptied}
+        return BookiesSeen(registered, waiting, self._state.draining, emptied)
 
     async def _emptied(self, registered: Iterable[str]) -> dict[str, int]:
         """Return the bookies that lost their disk and were not refilled since, with the id below which they lost everything."""
@@ -570,6 +575,7 @@ class Auditor:
         living = set(listed)
         self._marked = {ledger_id: one for ledger_id, one in self._marked.items() if ledger_id in living or self._state.off}
         short = [one for one in self._marked.values() if one.lacks_copies]
+        self._recount = self._recount or (self.audit.short.ledgers > 0 and not short)
         now, short_bytes = asyncio.get_running_loop().time(), sum(one.bytes for one in short)
         self._rates.append((now, short_bytes))
         while self._rates[0][0] < now - _RATE_WINDOW_S:

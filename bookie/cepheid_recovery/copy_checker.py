@@ -8,7 +8,8 @@ copies the last entries to all bookies, and nothing looks wrong from outside.
 
 Rules:
 1. A ledger is listed in the write that closes it, and leaves the list when every bookie of its record has answered for all entries.
-   A bookie that does not answer now is asked again later, or has been replaced by repair by then.
+   A bookie that does not answer now is asked again later, or has been replaced by repair by then. For one that has not run for
+   the grace period the ledger is marked: the auditor may have walked before the ledger was brought back.
 2. What is missing is marked before the ledger leaves the list. Workers copy it. If the process ends in between, it is checked
    twice.
 3. A ledger of the list is not known to be short of copies. So the list has figures of its own, and raises no alarm.
@@ -38,6 +39,7 @@ from cepheid_metadata import (
     keys,
     ledger_records,
     list_names,
+    repair_marks,
     unchecked_ledgers,
 )
 from cepheid_metadata.repair_views import RepairRefusedError, UnknownLedgerError, mark_damaged, merged_runs
@@ -91,6 +93,7 @@ class CopyChecker:
         self._ledgers = ledger_records(store)
         self._unchecked = unchecked_ledgers(store)
         self._locks = check_locks(store)
+        self._marks = repair_marks(store)
         self._since: dict[int, float] = {}
         self._retries = Retries(settings.retry_s)
         self._heard: dict[int, tuple[int, set[tuple[int, str]]]] = {}
@@ -199,6 +202,8 @@ class CopyChecker:
                     missing = await self._missing(ledger, position, bookie, first, last)
                 except LedgerError as error:  # the others are asked all the same
                     unknown = error
+                    if self._is_away_for_long(ledger.ledger_id, bookie):
+                        await self._mark_away(ledger.ledger_id, bookie)
                     continue
                 if missing:
                     is_short = True
@@ -222,12 +227,25 @@ class CopyChecker:
             await asyncio.sleep(max(1 / self._settings.checks_per_s, (end - start + 1) * entry_bytes / _BYTES_PER_S))
         return merged_runs(missing)
 
+    def _is_away_for_long(self, ledger_id: int, bookie: str) -> bool:
+        listed_s = asyncio.get_running_loop().time() - self._since[ledger_id]
+        return bookie not in self._state.registered() and listed_s >= self._settings.grace_s
+
+    async def _mark_away(self, ledger_id: int, bookie: str) -> None:
+        """Mark the ledger for a bookie that does not run, unless it is marked for it. Raises MetadataError."""
+        mark = await self._marks.get(ledger_id)
+        if mark is None or bookie not in mark.record.bookies:
+            await self._mark_damaged(ledger_id, bookie)
+
     async def _mark(self, ledger_id: int, bookie: str, missing: Sequence[tuple[int, int]]) -> None:
         """Mark the ledger for what a bookie lacks. Raises MetadataError."""
         extra = {"ledger_id": ledger_id, "bookie": bookie, "runs": len(missing), "first": missing[0][0], "last": missing[-1][1]}
         log.warning("repair.copies_missing", extra=extra)
+        await self._mark_damaged(ledger_id, bookie, missing)
+
+    async def _mark_damaged(self, ledger_id: int, bookie: str, entries: Sequence[tuple[int, int]] = ()) -> None:
         try:
-            await mark_damaged(self._store, ledger_id, [bookie], self._ports.wall_ms(), entries=missing)
+            await mark_damaged(self._store, ledger_id, [bookie], self._ports.wall_ms(), entries=entries)
         except (UnknownLedgerError, RepairRefusedError):
             return  # it was deleted, or its copies moved, at this moment: the write that follows fails
         self._on_marked()

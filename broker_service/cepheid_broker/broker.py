@@ -71,6 +71,7 @@ class BrokerFigures:
     publish_buffer_bytes: int
     publish_pauses: int
     read_ahead_bytes: int
+    catch_up_paused_s: float
     requests_running: int
     published: TrafficFigures
     delivered: TrafficFigures
@@ -248,7 +249,8 @@ class Broker:
             topic_failures=self.topics.failures,
             publish_buffer_bytes=self._publish_budget.used_bytes,
             publish_pauses=self._publish_budget.pauses,
-            read_ahead_bytes=self.topics.read_ahead_budget.used_bytes,
+            read_ahead_bytes=self.topics.dispatch.budget.used_bytes,
+            catch_up_paused_s=self.topics.dispatch.turns.paused_s,
             requests_running=len(self._tasks),
             published=self.topics.totals.published.figures(),
             delivered=self.topics.totals.delivered.figures(),

@@ -117,6 +117,13 @@ class DispatchSettings(BaseModel, frozen=True, extra="forbid"):
         description="Bytes that one subscription sends before others get their turn. Each entry counts 16 KiB more than its size. "
         "Larger: fewer turns, less even latencies.",
     )
+    catch_up_share: float = Field(
+        0.1,
+        gt=0,
+        le=1,
+        description="Share of the broker's event loop for subscriptions that catch up while clients publish. Higher: they catch up "
+        "sooner, and publishing is slower meanwhile. 1: no limit.",
+    )
     max_unacked_messages: PositiveInt = Field(
         50_000,
         description="Messages that one consumer of a Shared or Key_Shared subscription may hold unacknowledged, unless a policy "

@@ -158,14 +158,24 @@ class CatchUpReads:
             self._drop(self._streams.popitem(last=False)[1])
 
     def _read_ahead(self, stream: _Stream) -> None:
-        low = self._settings.read_ahead_bytes // (4 if self._copies.is_object(stream.end.ledger_id) else 2)
-        if stream.filling is None and not stream.dropped and stream.size_bytes <= low:
+        low_bytes = self._settings.read_ahead_bytes // 4 if self._copies.is_object(stream.end.ledger_id) else self._room_for_step
+        if stream.filling is None and not stream.dropped and stream.size_bytes <= low_bytes:
             stream.filling = self._tasks.start(self._fill(stream), name="read-ahead")
+
+    @property
+    def _room_for_step(self) -> int:
+        """Bytes read ahead up to which the next step is read from bookies. Several steps in a row would delay publishing: they take
+        the interpreter, with the threads that read blocks, from the thread of a journal in the same process."""
+        limit_bytes = self._settings.read_ahead_bytes
+        return max(limit_bytes // 2, limit_bytes - _AHEAD_STEP_BYTES)
 
     async def _fill(self, stream: _Stream) -> None:
         try:
-            while stream.size_bytes < self._settings.read_ahead_bytes and self._ledgers.is_valid(stream.end):
-                if self._copies.is_object(stream.end.ledger_id):
+            while self._ledgers.is_valid(stream.end):
+                from_object = self._copies.is_object(stream.end.ledger_id)
+                if stream.size_bytes > (self._settings.read_ahead_bytes if from_object else self._room_for_step):
+                    return
+                if from_object:
                     went_on = await self._fill_from_object(stream)
                 else:
                     went_on = await self._fill_from_bookies(stream)

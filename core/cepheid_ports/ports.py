@@ -28,3 +28,5 @@ class Ports:
     wall_ms: Callable[[], int] = _system_wall_ms
     random: random.Random = field(default_factory=random.SystemRandom)
     new_worker: Callable[[str, int], Worker] = _new_thread_worker
+    seconds: Callable[[], float] = time.perf_counter
+    """How long work takes within one turn of the loop: loop time stands still meanwhile."""

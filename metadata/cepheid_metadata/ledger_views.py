@@ -122,6 +122,8 @@ async def _bookie_view(store: MetadataStore, name: str, state: str, holdings: Ma
         "limbo_below": (cookie.record.limbo_below or 0) if cookie is not None else 0,
         "addresses": {} if registered is None else dict(registered.record.addresses),
         "rack": None if registered is None else registered.record.rack,
+        "free_bytes": None if registered is None else registered.record.free_bytes,
+        "total_bytes": None if registered is None else registered.record.total_bytes,
         "draining": None if draining is None else "draining" if draining.record.drained_at_ms is None else "drained",
         **(dict.fromkeys(BookieHoldings.model_fields) if held is None else held.model_dump()),
     }

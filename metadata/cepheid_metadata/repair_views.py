@@ -254,7 +254,10 @@ async def request_recovery(store: MetadataStore, bookie: str, now_ms: int) -> No
     if bookie not in known:
         raise UnknownBookieError(f"there is no bookie {bookie}; known are {', '.join(sorted(known)) or 'none'}", bookie=bookie)
     if bookie in running:
-        message = f"bookie {bookie} is running, so nothing needs to be recovered; to empty it: cepheid bookies decommission"
+        message = (
+            f"bookie {bookie} is registered, so nothing needs to be recovered. If its process has just ended, try again when its"
+            " session is over, in a few seconds; to empty a bookie that runs: cepheid bookies decommission"
+        )
         raise RepairRefusedError(message, bookie=bookie)
     try:
         await repair_requests(store).create(bookie, RepairRequest(bookie_id=bookie, since_ms=now_ms))

@@ -249,7 +249,8 @@ def purge(
 def list_bookies(as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL, metadata: Metadata = None) -> None:
     """List bookies: those that run, and those that are down but known to metadata.
 
-    The ledgers, bytes and missing bytes are from the auditor's last walk over all ledgers.
+    The ledgers, bytes and missing bytes are from the auditor's last walk over all ledgers. The use of the data disk is what
+    a bookie with `report_free_space` last reported.
     """
 
     async def main() -> tuple[list[dict[str, Any]], bool]:
@@ -270,13 +271,20 @@ def list_bookies(as_json: Json = False, admin_url: AdminUrl = DEFAULT_URL, metad
             _shown(bookie.get("ledgers")),
             shown_bytes(bookie.get("bytes")),
             shown_bytes(bookie.get("short_bytes")),
+            _disk_used(bookie.get("free_bytes"), bookie.get("total_bytes")),
             bookie["addresses"].get("grpc") or bookie["addresses"].get("grpc+tls", "-"),
             bookie["addresses"].get("http") or bookie["addresses"].get("https", "-"),
             f"ledgers below {bookie['limbo_below']}" if bookie["limbo_below"] else "-",
         )
         for bookie in found
     ]
-    print_table(("bookie", "state", "rack", "ledgers", "bytes", "short", "grpc", "http", "in limbo"), rows)
+    print_table(("bookie", "state", "rack", "ledgers", "bytes", "short", "disk used", "grpc", "http", "in limbo"), rows)
+
+
+def _disk_used(free_bytes: int | None, total_bytes: int | None) -> str:
+    if free_bytes is None or not total_bytes:
+        return "-"
+    return f"{100 * (total_bytes - free_bytes) // total_bytes}% of {shown_bytes(total_bytes)}"
 
 
 def _shown(count: int | None) -> str:

@@ -13,12 +13,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from itertools import zip_longest
 from typing import Any
 
 from cepheid.errors import Error
 from cepheid_cli.admin.units import counted
 from cepheid_cli.client_security import connect_admin
 from cepheid_cli.ledger_source import LedgerSource
+from cepheid_ledger.striping import runs_at
 from cepheid_security import ClientTls
 
 _TIMEOUT_S = 30.0
@@ -70,7 +72,7 @@ def compare(
     report = MetadataReport(silent=dict(silent))
     for record in living:
         found = holders.pop(record["ledger_id"], [])
-        named = {bookie for fragment in record["fragments"] for bookie in fragment["ensemble"]}
+        named = _named(record)
         has_entries = record["state"] == "CLOSED" and record["last_entry_id"] >= 0
         if has_entries and not found and named <= held.keys():
             report.missing[record["ledger_id"]] = sorted(named)
@@ -80,6 +82,26 @@ def compare(
         holders.pop(ledger_id, None)
     report.unknown = dict(sorted(holders.items()))
     return report
+
+
+def _named(record: Mapping[str, Any]) -> set[str]:
+    """Return the bookies that should hold entries of a ledger. The last fragment of a closed one may be empty.
+
+    Of a striped ledger's short fragment, a bookie may get no entry.
+    """
+    named: set[str] = set()
+    fragments, quorum = record["fragments"], record["write_quorum"]
+    for fragment, following in zip_longest(fragments, fragments[1:]):
+        ensemble, first = fragment["ensemble"], fragment["first_entry_id"]
+        last = following["first_entry_id"] - 1 if following else record["last_entry_id"]
+        if last is None:
+            named.update(ensemble)
+        else:
+            last = min(last, first + len(ensemble) - 1)  # with more entries, each bookie has some
+            named.update(
+                bookie for position, bookie in enumerate(ensemble) if runs_at(position, first, last, len(ensemble), quorum)
+            )
+    return named
 
 
 def report_lines(report: MetadataReport) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from cepheid_broker.dispatch.delivery import encode_send
 from cepheid_broker.dispatch.effects import Send
 from cepheid_broker.dispatch.position_set import PositionSet
 from cepheid_rpc import EntryGroup, encode_group
-from cepheid_wire import FrameSplitter, encode_tail, parse_command
+from cepheid_wire import FrameSplitter, MetadataShape, encode_tail, parse_command
 from cepheid_wire import pulsar_api_pb2 as pb
 from tests.broker.scripted_client import message
 
@@ -77,6 +78,20 @@ def test_groups_are_counted_from_the_metadata_of_their_entries() -> None:
     assert chunks is not None
     assert {entry: (found.uuid, found.is_last) for entry, found in chunks.items()} == {1: ("u", True)}
     assert count_group(encode_group(4, 0, -1, 0, [tails[0]] * 3)).counts is None, "the usual case is remembered shortly"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [{"messages": 7}, {"uuid": "u", "chunk_id": 1, "num_chunks_from_msg": 2}, {"deliver_at_time": 9}],
+)
+def test_what_is_known_of_an_entry_does_not_depend_on_those_before_it(odd: dict[str, Any]) -> None:
+    shape = MetadataShape()
+    for tails in ([message(n) for n in range(50)], [message(n, **odd) for n in range(50)]):
+        group = count_group(encode_group(4, 0, -1, 0, tails), shape=shape)
+        alone = [count_group(encode_group(4, n, -1, 0, [tail])) for n, tail in enumerate(tails)]
+        assert [group.messages_in(n, n) for n in range(50)] == [each.messages for each in alone]
+        assert group.chunks == ({n: chunk for each in alone for n, chunk in (each.chunks or {}).items()} or None)
+        assert group.deliver_at_ms == ({n: at for each in alone for n, at in (each.deliver_at_ms or {}).items()} or None)
 
 
 def test_an_impossible_count_that_was_stored_earlier_uses_up_no_permits() -> None:

@@ -92,7 +92,8 @@ def test_a_backup_is_restored_into_an_embedded_store_once(tmp_path: Path) -> Non
 
 
 def record(ledger_id: int, *bookies: str, state: str = "CLOSED", last: int | None = 9) -> dict[str, Any]:
-    return {"ledger_id": ledger_id, "state": state, "last_entry_id": last, "fragments": [{"ensemble": bookies}]}
+    fragments = [{"first_entry_id": 0, "ensemble": bookies}]
+    return {"ledger_id": ledger_id, "state": state, "last_entry_id": last, "write_quorum": len(bookies), "fragments": fragments}
 
 
 def test_the_report_names_what_metadata_lacks_and_what_is_not_where_it_says() -> None:
@@ -120,6 +121,19 @@ def test_the_report_names_what_metadata_lacks_and_what_is_not_where_it_says() ->
         "b4 did not say what it holds: it is down",
         "2 ledgers not in metadata, 1 ledger without a copy, 2 ledgers at other bookies, 1 bookie without an answer",
     ]
+
+
+@pytest.mark.parametrize(
+    ("write_quorum", "last_fragment"),
+    [
+        (2, {"first_entry_id": 20, "ensemble": ["b1", "b5"]}),  # empty: its writer closed the ledger before another entry
+        (1, {"first_entry_id": 19, "ensemble": ["b5", "b1"]}),  # one entry, which belongs to b1
+    ],
+)
+def test_a_bookie_that_should_hold_no_entry_of_a_fragment_lacks_no_copy(write_quorum: int, last_fragment: dict[str, Any]) -> None:
+    fragments = [{"first_entry_id": 0, "ensemble": ["b1", "b3"]}, last_fragment]
+    ledger = {"ledger_id": 2, "state": "CLOSED", "last_entry_id": 19, "write_quorum": write_quorum, "fragments": fragments}
+    assert compare({"b1": [2], "b2": [2], "b3": [2], "b5": []}, {}, [ledger], []).moved == {}
 
 
 def test_a_confirmation_is_refused_while_copies_are_not_where_metadata_says(

@@ -102,7 +102,7 @@ def test_a_decommissioning_is_refused_when_strict_racks_could_not_be_kept(tmp_pa
         (("bookies", "decommission", "bookie-9"), "there is no bookie bookie-9; known are bookie-1"),
         (("bookies", "decommission", "bookie-1", "--cancel"), "bookie-1 is not being decommissioned"),
         (("bookies", "recover", "bookie-9"), "there is no bookie bookie-9"),
-        (("bookies", "recover", "bookie-1"), "bookie-1 is running, so nothing needs to be recovered"),
+        (("bookies", "recover", "bookie-1"), "bookie-1 is registered, so nothing needs to be recovered"),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_the_reason(admin: AdminWorld, words: tuple[str, ...], reason: str) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from benchmarks.repair_cluster import VICTIM, LedgerShape, write_ledgers_on
+from cepheid_dev.free_ports import free_port
 from tests.integration.repairing_cluster import RepairingCluster, repairing_cluster
 
 pytestmark = pytest.mark.slow
@@ -59,6 +62,24 @@ def test_the_auditor_killed_in_the_middle_of_a_repair_is_replaced_and_the_repair
         cluster.processes.start(auditor)
         cluster.wait_until_unnamed(VICTIM)
         assert cluster.has_every_copy()
+
+
+def test_a_process_of_its_own_repairs_what_bookies_leave_to_it(tmp_path: Path) -> None:
+    config = tmp_path / "autorecovery.toml"
+    config.write_text("[recovery]\ngrace_s = 0.0\npoll_s = 0.5\n")
+    with repairing_cluster(bookies=4, brokers=1, enabled=False) as cluster:
+        write(cluster, SMALL)
+        command = [sys.executable, "-m", "cepheid_cli", "autorecovery", "--name", "mender", "--http-port", str(free_port())]
+        command += ["--metadata", cluster.processes.metadata_url, "--config", str(config)]
+        with subprocess.Popen(command) as mender:
+            try:
+                cluster.processes.kill(VICTIM)
+                cluster.wait_until_unnamed(VICTIM)
+                assert cluster.status()["auditor"] == "mender"
+                assert cluster.has_every_copy()
+            finally:
+                mender.terminate()
+        assert mender.returncode == 0
 
 
 def test_a_flipped_bit_is_mended_before_a_reader_meets_it() -> None:

@@ -465,6 +465,18 @@ async def test_a_ledger_that_is_deleted_while_it_is_marked_loses_its_mark() -> N
         assert await world.marks() == {}
 
 
+async def test_figures_of_a_lost_bookie_are_counted_again_when_its_ledgers_are_whole() -> None:
+    async with repair_world(*"abcd") as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        world.kill("b")
+        process.on_bookies_changed()
+        await world.wait_whole(ledger_id)
+        await asyncio.sleep(3 * QUICK.poll_s)
+        assert {bookie: holdings.ledgers for bookie, holdings in (await world.audit()).bookies.items()} == {"a": 1, "c": 1, "d": 1}
+        assert process.auditor.statistics.walks == 3  # at the start, after the loss and now
+
+
 async def test_what_a_walk_finds_is_saved_even_when_nothing_is_short() -> None:
     async with repair_world(settings=QUICK.model_copy(update={"walk_interval_s": 5.0})) as world:
         await world.closed_ledger("abc")

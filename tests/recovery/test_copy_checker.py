@@ -178,3 +178,17 @@ async def test_a_writer_that_ends_right_after_it_closed_a_ledger_without_all_cop
         await world.start()
         await world.wait_checked()
         await world.wait_whole(writer.ledger_id)
+
+
+@pytest.mark.parametrize("ack_quorum", [2, 3])
+async def test_copies_of_a_ledger_that_is_brought_back_are_made_for_a_bookie_that_was_lost_before(ack_quorum: int) -> None:
+    async with repair_world(*"abcde") as world:
+        ledger_id = await world.closed_ledger("abc", ack_quorum=ack_quorum)
+        process = await world.start()
+        await world.ledgers.client.delete(ledger_id)
+        world.kill("b")
+        process.on_bookies_changed()
+        await asyncio.sleep(QUICK.grace_s + 60)
+        await world.ledgers.client.undelete(ledger_id)
+        assert not await world.is_whole(ledger_id)
+        await world.wait_whole(ledger_id, timeout_s=600)

@@ -698,3 +698,31 @@ async def test_a_bookie_is_called_empty_only_when_every_process_knows_that_it_is
         assert found is not None
         assert (found.record.ledgers_at_start, found.record.drained_at_ms) == (0, None)
         await wait_until_drained(world, "d")
+
+
+@pytest.mark.parametrize("first", ["drained", "emptied"])
+async def test_an_emptied_bookie_is_refilled_after_its_decommissioning_was_cancelled(first: str) -> None:
+    no_samples = QUICK.model_copy(update={"walk_ledgers_per_s": 10**9})
+    async with repair_world("a", "b", "c", settings=no_samples) as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        await asyncio.sleep(10)
+        if first == "emptied":
+            world.ledgers.cluster["a"].mute = world.ledgers.cluster["c"].mute = True  # the refill takes its time
+            await world.lose_disk("b", 1000, "second disks")
+            process.on_bookies_changed()
+            await asyncio.sleep(10)
+            assert (await world.marks())[ledger_id].bookies == {"b": ShortReason.EMPTY_DISK}
+        await world.drain("b")
+        process.on_bookies_changed()
+        await asyncio.sleep(10)
+        if first == "drained":
+            await world.lose_disk("b", 1000, "second disks")
+            process.on_bookies_changed()
+            await asyncio.sleep(10)
+        world.ledgers.cluster["a"].mute = world.ledgers.cluster["c"].mute = False
+        await cancel_decommission(world.store, "b")
+        world.ledgers.cluster.not_registered.remove("b")
+        process.on_bookies_changed()
+        await asyncio.sleep(300)
+        assert await world.is_whole(ledger_id)

@@ -54,6 +54,11 @@ def broker_families(broker: Broker) -> Iterator[Family]:
         figures.publish_pauses,
     )
     yield gauge("cepheid_broker_read_ahead_bytes", "Bytes read for consumers and not yet sent.", figures.read_ahead_bytes)
+    yield counter(
+        "cepheid_broker_catch_up_paused_seconds_total",
+        "Pauses of subscriptions that catch up while clients publish.",
+        figures.catch_up_paused_s,
+    )
     yield gauge(
         "cepheid_broker_subscriptions_unreadable",
         "Subscriptions that wait for an entry that has no valid copy on any bookie.",

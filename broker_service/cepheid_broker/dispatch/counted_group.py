@@ -14,7 +14,7 @@ from typing import NamedTuple
 from cepheid_broker.dispatch.key_hash import hash_of_metadata
 from cepheid_metadata import Position
 from cepheid_rpc import EntryGroup
-from cepheid_wire import SMALLEST_MESSAGE_BYTES, BadTailError, SharedMessage, messages_in, parse_metadata
+from cepheid_wire import SMALLEST_MESSAGE_BYTES, BadTailError, MetadataShape, SharedMessage, messages_in, parse_metadata
 from cepheid_wire import pulsar_api_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -145,24 +145,28 @@ class _Derived(NamedTuple):
     hashes: Sequence[int] | None
 
 
-def count_group(group: EntryGroup, *, with_hashes: bool = False) -> CountedGroup:
-    """Read the metadata of every entry once.
+def count_group(group: EntryGroup, *, with_hashes: bool = False, shape: MetadataShape | None = None) -> CountedGroup:
+    """Read the metadata of every entry once. `shape`: what this topic's entries looked like before.
 
     An entry with unreadable metadata counts as one message: it is refused when published, so it can only come from elsewhere.
     """
     known = group.derived
     if not isinstance(known, _Derived) or (with_hashes and known.hashes is None):
-        known = group.derived = _derive(group, with_hashes=with_hashes)
+        known = group.derived = _derive(group, with_hashes=with_hashes, shape=shape or MetadataShape())
     return CountedGroup(group, known.counts, known.chunks, deliver_at_ms=known.deliver_at_ms, hashes=known.hashes)
 
 
-def _derive(group: EntryGroup, *, with_hashes: bool) -> _Derived:
+def _derive(group: EntryGroup, *, with_hashes: bool, shape: MetadataShape) -> _Derived:
     counts: list[int] = []
     hashes: list[int] | None = [] if with_hashes else None
     chunks: dict[int, Chunk] = {}
     deliver_at_ms: dict[int, int] = {}
     entry_id = group.first_entry_id
     for payload in group.payloads():
+        if hashes is None and shape.fits(payload):  # one message, no chunk, and not delayed
+            counts.append(1)
+            entry_id += 1
+            continue
         try:
             metadata = parse_metadata(payload)
         except BadTailError as error:
@@ -180,6 +184,8 @@ def _derive(group: EntryGroup, *, with_hashes: bool) -> _Derived:
                 chunks[entry_id] = Chunk(str(metadata.uuid), is_last)
             if metadata.deliver_at_time > 0:
                 deliver_at_ms[entry_id] = metadata.deliver_at_time
+            elif hashes is None:
+                shape.learn(payload, metadata)
         entry_id += 1
     single = sum(counts) == len(counts)
     return _Derived(None if single else counts, chunks or None, deliver_at_ms or None, hashes)

@@ -13,7 +13,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from cepheid_broker.dispatch import FAILOVER, MAX_REASONS, Idle, NonPersistentDispatch, ReadAheadBudget, Why, new_dispatch
+from cepheid_broker.dispatch import (
+    FAILOVER,
+    MAX_REASONS,
+    CatchUpTurns,
+    Idle,
+    NonPersistentDispatch,
+    ReadAheadBudget,
+    SharedDispatch,
+    Why,
+    new_dispatch,
+)
 from cepheid_broker.errors import NotAllowedError
 from cepheid_broker.peer import Buffer
 from cepheid_broker.policies import TopicPolicies
@@ -43,6 +53,9 @@ class Arrived:
     hashes: Sequence[int]
 
 
+_NO_READS = SharedDispatch(ReadAheadBudget(0), CatchUpTurns(1.0, BrokerTraffic(), lambda: 0.0))
+
+
 class NonPersistentSubscription(Subscription):
     def __init__(
         self,
@@ -59,9 +72,7 @@ class NonPersistentSubscription(Subscription):
         ledgers = LedgerList([ChainLedger(ledger_id=0)])  # without entries, so acknowledgements name unknown positions
         cursor = Cursor(name, AckSet(ledgers, ledgers.first_position), ledgers, None, {})
         ledger = cast("ManagedLedger", _NoLedger(topic))
-        super().__init__(
-            topic, name, ledger, cursor, settings, ReadAheadBudget(0), tasks, totals, policies=policies, on_unused=on_unused
-        )
+        super().__init__(topic, name, ledger, cursor, settings, _NO_READS, tasks, totals, policies=policies, on_unused=on_unused)
         self.dropped_messages = 0
         self.drop_rate_per_s = 0.0
         self._last_dropped = 0

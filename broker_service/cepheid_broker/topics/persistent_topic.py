@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from cepheid_broker.dispatch import CountedGroup, ReadAheadBudget, count_group
+from cepheid_broker.dispatch import CountedGroup, SharedDispatch, count_group
 from cepheid_broker.errors import NotAllowedError, ServiceNotReadyError, SubscriptionNotFoundError, TooManyError
 from cepheid_broker.peer import Buffer
 from cepheid_broker.policies import TopicPolicies, ledger_config
@@ -51,7 +51,7 @@ class PersistentTopic(Topic):
         ledger: ManagedLedger,
         policies: TopicPolicies,
         settings: BrokerSettings,
-        budget: ReadAheadBudget,
+        shared: SharedDispatch,
         tasks: TaskOwner,
         totals: BrokerTraffic,
         *,
@@ -60,7 +60,7 @@ class PersistentTopic(Topic):
         admission = TopicProducers(str(name), tasks, ledger.topic_epoch, ledger.save_topic_epoch)
         super().__init__(name, policies, settings, totals, admission)
         self._ledger = ledger
-        self._budget = budget
+        self._shared = shared
         self._tasks = tasks
         self._totals = totals
         self._on_failed = on_failed
@@ -218,7 +218,7 @@ class PersistentTopic(Topic):
             self.ledger,
             cursor,
             self._settings,
-            self._budget,
+            self._shared,
             self._tasks,
             self._totals,
             policies=lambda: self.policies,

@@ -29,7 +29,7 @@ from cepheid_broker.dispatch import (
     HashRange,
     Idle,
     KeySharing,
-    ReadAheadBudget,
+    SharedDispatch,
     Why,
     new_core,
     type_name,
@@ -191,7 +191,7 @@ class Subscription:
         ledger: ManagedLedger,
         cursor: Cursor,
         settings: BrokerSettings,
-        budget: ReadAheadBudget,
+        shared: SharedDispatch,
         tasks: TaskOwner,
         totals: BrokerTraffic,
         *,
@@ -213,7 +213,7 @@ class Subscription:
         self._noted_mark_delete = cursor.mark_delete
         self._ledger = ledger
         self._settings = settings
-        self._budget = budget
+        self._shared = shared
         self._tasks = tasks
         self._policies = policies
         self._on_unused = on_unused
@@ -342,7 +342,7 @@ class Subscription:
             self.consumers,
             self.cursor,
             dispatch,
-            self._budget,
+            self._shared,
             self._tasks,
             with_hashes=kind == KEY_SHARED or sharing.sticky,
             partition_index=self.topic.partition_index,

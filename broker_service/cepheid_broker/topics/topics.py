@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cepheid_broker.dispatch import ReadAheadBudget
+from cepheid_broker.dispatch import CatchUpTurns, ReadAheadBudget, SharedDispatch
 from cepheid_broker.errors import NamespaceNotFoundError, NotAllowedError, ServiceNotReadyError, TopicNotFoundError
 from cepheid_broker.ownership import OPEN_LIMIT_S, Bundle, Heir, Ownership, SoleOwnership
 from cepheid_broker.policies import PolicyFollower, TopicPolicies, ledger_config
@@ -59,7 +59,11 @@ class Topics:
     ) -> None:
         self.ownership = ownership or SoleOwnership()
         self.ownership.user = self
-        self.read_ahead_budget = ReadAheadBudget(settings.dispatch.read_ahead_total_bytes)
+        self.totals = BrokerTraffic()
+        self.dispatch = SharedDispatch(
+            ReadAheadBudget(settings.dispatch.read_ahead_total_bytes),
+            CatchUpTurns(settings.dispatch.catch_up_share, self.totals, ports.seconds),
+        )
         self._catalog = catalog
         self._managed_ledgers = managed_ledgers
         self._policies = policies
@@ -74,7 +78,6 @@ class Topics:
         self._name_prefix = f"{cluster}-{ports.random.getrandbits(40):010x}"
         self._names_given = 0
         self._stopping = False
-        self.totals = BrokerTraffic()
         self.failures = 0
         self._held: dict[TopicName, None] = {}
         self._prepared: dict[TopicName, None] = {}  # opened without being owned
@@ -196,7 +199,7 @@ class Topics:
             ledger,
             policies,
             self._settings,
-            self.read_ahead_budget,
+            self.dispatch,
             self._tasks,
             self.totals,
             on_failed=self._on_topic_failed,

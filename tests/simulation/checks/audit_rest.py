@@ -82,7 +82,7 @@ def _not_given_back(broker: SimBroker) -> list[str]:
     }
     if broker.ready:
         counters["publishing"] = broker.broker._publish_budget.used_bytes
-        counters["read ahead"] = broker.broker.topics.read_ahead_budget.used_bytes
+        counters["read ahead"] = broker.broker.topics.dispatch.budget.used_bytes
     return [f"{name} {count}" for name, count in counters.items() if count]
 
 

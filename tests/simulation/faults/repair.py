@@ -57,9 +57,9 @@ class RepairFaults:
             self._repairs.count_loss()
 
     def _decommission(self) -> None:
-        """Until it is empty; then its operator throws it away, or thinks better of it."""
+        """Until it is empty; then its operator throws it away, or thinks better of it. Some think better of it before."""
         world, repairs, rng = self._world, self._repairs, self._random
-        bookie, throws_away = some_bookie(world, rng), rng.random() < 0.7
+        bookie, throws_away, gives_up = some_bookie(world, rng), rng.random() < 0.7, rng.random() < 0.2
         if bookie is None or not world.plan.begins():
             return
         records = draining_bookies(repairs.store)
@@ -77,9 +77,9 @@ class RepairFaults:
             found = await records.get(bookie.id)
             if found is None or not world.plan.active:
                 return
-            if found.record.drained_at_ms is None:
+            if found.record.drained_at_ms is None and not gives_up:
                 world.later(0.2, look)
-            elif throws_away and bookie.id in world.bookies and repairs.may_lose(bookie):
+            elif throws_away and not gives_up and bookie.id in world.bookies and repairs.may_lose(bookie):
                 world.plan.saw("bookie lost for good")
                 repairs.lose_for_good(bookie)
             else:

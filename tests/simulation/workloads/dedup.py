@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import Message
 
-from cepheid_broker.dispatch.dispatcher import ReadAheadBudget
+from cepheid_broker.dispatch import CatchUpTurns, ReadAheadBudget, SharedDispatch
 from cepheid_broker.errors import BrokerError
 from cepheid_broker.policies.topic_policies import TopicPolicies
 from cepheid_broker.publish_window import PublishBudget, PublishWindow
@@ -184,9 +184,10 @@ class DedupWorkload:
 
     async def open(self, broker: SimBroker) -> PersistentTopic:
         ledger = await broker.managed_ledgers.open(self.topic, self.config)
-        tasks, budget, traffic = TaskOwner(f"dedup {broker.process}"), ReadAheadBudget(1 << 20), BrokerTraffic()
+        tasks, traffic = TaskOwner(f"dedup {broker.process}"), BrokerTraffic()
+        shared = SharedDispatch(ReadAheadBudget(1 << 20), CatchUpTurns(1.0, traffic, broker.ports.seconds))
         topic = PersistentTopic(
-            self.topic, ledger, POLICIES, BrokerSettings(close_timeout_s=4.0), budget, tasks, traffic, on_failed=lambda *_: None
+            self.topic, ledger, POLICIES, BrokerSettings(close_timeout_s=4.0), shared, tasks, traffic, on_failed=lambda *_: None
         )
         try:
             await topic.open()

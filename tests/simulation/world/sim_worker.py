@@ -97,4 +97,5 @@ def sim_ports(rng: random.Random, work_delay_s: Callable[[str], float], clock: M
         wall_ms=clock.wall_ms,
         random=rng,
         new_worker=lambda name, threads: SimWorker(name, threads, lambda: work_delay_s(name)),
+        seconds=lambda: asyncio.get_running_loop().time(),
     )
