@@ -66,10 +66,19 @@ from cepheid_metadata import (
 )
 from cepheid_metadata.repair_views import damaged_entries, merged_reasons
 from cepheid_ports import Ports, TaskOwner
-from cepheid_recovery.cluster_state import LOST_RUN, ClusterState
+from cepheid_recovery.cluster_state import LOST_RUN, ClusterState, without_lost
 from cepheid_recovery.retries import CopyChecks, CopyToRead
 from cepheid_recovery.settings import RecoverySettings
-from cepheid_recovery.shortage import BookiesSeen, Shortage, add_holdings, find_shortage, measure, needed_fragments
+from cepheid_recovery.shortage import (
+    BookiesSeen,
+    Shortage,
+    add_holdings,
+    find_shortage,
+    measure,
+    needed_fragments,
+    new_mark,
+    renewed_mark,
+)
 
 log = logging.getLogger(__name__)
 
@@ -244,7 +253,7 @@ class Auditor:
         except CorruptRecordError:  # it is logged, and written again after the first walk
             found = None
         self.audit = None if found is None else found.record
-        self._runs = {} if self.audit is None else _without_lost(self.audit.runs)
+        self._runs = {} if self.audit is None else without_lost(self.audit.runs)
         while not self._deposed.is_set():
             try:
                 if not await self._election.holds():
@@ -416,7 +425,7 @@ class Auditor:
             self._was_off = True  # it may be on again by the next poll
             walk.counted.add(ledger.ledger_id)
             before = self._marked.get(ledger.ledger_id)
-            self._note(ledger.ledger_id, _mark_of(ledger.ledger_id, shortage, 0))
+            self._note(ledger.ledger_id, new_mark(ledger.ledger_id, shortage, 0))
             self._marked[ledger.ledger_id].lost_entries = 0 if before is None else before.lost_entries
         elif is_marked:
             await self._renew(ledger, shortage)
@@ -447,7 +456,7 @@ class Auditor:
         found, walk.new = walk.new, []
         if not found:
             return
-        marks = [_mark_of(ledger.ledger_id, shortage, self._ports.wall_ms()) for ledger, shortage in found]
+        marks = [new_mark(ledger.ledger_id, shortage, self._ports.wall_ms()) for ledger, shortage in found]
         try:
             await self._store.multi([self._marks.create_op(mark.ledger_id, mark) for mark in marks])
         except KeyExistsError:
@@ -471,7 +480,7 @@ class Auditor:
                 return  # workers of that release repair it
             try:
                 if found is None:  # a worker removed it at this moment
-                    mark = _mark_of(ledger.ledger_id, shortage, self._ports.wall_ms())
+                    mark = new_mark(ledger.ledger_id, shortage, self._ports.wall_ms())
                     await self._marks.create(ledger.ledger_id, mark)
                 else:
                     mark = found.record
@@ -479,7 +488,7 @@ class Auditor:
                     # Damage outweighs that its bookie is lost or draining: it changes what a worker does.
                     if merged == mark.bookies and not any(merged[name] is ShortReason.DAMAGED for name in shortage.bookies):
                         break
-                    mark = _renewed(mark, measure(ledger, merged, self._state.registered()))
+                    mark = renewed_mark(mark, measure(ledger, merged, self._state.registered()))
                     await self._marks.replace(ledger.ledger_id, mark, found.version)
             except (KeyExistsError, BadVersionError, NoSuchKeyError):
                 continue  # it changed meanwhile; the finding must not be lost: no later walk may look for it again
@@ -584,7 +593,7 @@ class Auditor:
         rate = int((before - short_bytes) / (now - since)) if now > since and before > short_bytes else 0
         urgent = sorted((one.copies_left, ledger_id) for ledger_id, one in self._marked.items() if one.lacks_copies)
         lost = frozenset(self._state.expected()) - seen.registered - seen.waiting
-        checked = _without_lost(self.audit.runs)
+        checked = without_lost(self.audit.runs)
         audit = self.audit.replace(
             short=ShortFigures(
                 ledgers=len(short),
@@ -735,38 +744,11 @@ async def mark_ledger(
         shortage = measure(ledger, merged, registered)
         try:
             if found is None:
-                await marks.create(ledger.ledger_id, _mark_of(ledger.ledger_id, shortage, ports.wall_ms()))
+                await marks.create(ledger.ledger_id, new_mark(ledger.ledger_id, shortage, ports.wall_ms()))
             else:  # also if nothing is new: a worker that is about to remove the mark must check again
                 found_bad = [bookie for bookie, why in reasons.items() if why is ShortReason.DAMAGED]
-                mark = _renewed(found.record, shortage).replace(damaged=damaged_entries(found.record, found_bad, ()))
+                mark = renewed_mark(found.record, shortage).replace(damaged=damaged_entries(found.record, found_bad, ()))
                 await marks.replace(ledger.ledger_id, mark, found.version)
             return
         except (KeyExistsError, BadVersionError, NoSuchKeyError):
             continue
-
-
-def _without_lost(runs: Mapping[str, str]) -> dict[str, str]:
-    """Return the runs of an audit; empty for lost bookies, so that each is checked when it is back."""
-    return {bookie: "" if run == LOST_RUN else run for bookie, run in runs.items()}
-
-
-def _renewed(mark: RepairMark, shortage: Shortage) -> RepairMark:
-    return mark.replace(
-        bookies=shortage.bookies,
-        copies_left=0 if mark.lost else shortage.copies_left,
-        short_entries=shortage.entries,
-        short_bytes=shortage.bytes,
-        last_copy_entries=shortage.last_copy_entries,
-    )
-
-
-def _mark_of(ledger_id: int, shortage: Shortage, now_ms: int) -> RepairMark:
-    return RepairMark(
-        ledger_id=ledger_id,
-        bookies=shortage.bookies,
-        copies_left=shortage.copies_left,
-        short_entries=shortage.entries,
-        short_bytes=shortage.bytes,
-        last_copy_entries=shortage.last_copy_entries,
-        since_ms=now_ms,
-    )

@@ -35,9 +35,9 @@ from cepheid_metadata.repair_views import (
 )
 from cepheid_metadata.upgrade import StorageFormat, storage_format_record
 from cepheid_recovery import BookiesSeen
-from cepheid_recovery.auditor import _mark_of, _Walk
+from cepheid_recovery.auditor import _Walk
 from cepheid_recovery.replication_worker import _not_in
-from cepheid_recovery.shortage import measure
+from cepheid_recovery.shortage import measure, new_mark
 from tests.ledger.ledger_world import append
 from tests.recovery.repair_world import QUICK, repair_world
 
@@ -329,7 +329,7 @@ async def test_a_bookie_that_was_found_damaged_is_checked_whatever_its_mark_said
         ledger = await world.ledgers.record(ledger_id)
         for before in (ShortReason.PLACEMENT, ShortReason.LOST, ShortReason.DRAINING):
             shortage = measure(ledger, {"b": before}, "abcd")
-            await repair_marks(world.store).create(ledger_id, _mark_of(ledger_id, shortage, 0))
+            await repair_marks(world.store).create(ledger_id, new_mark(ledger_id, shortage, 0))
             await mark_damaged(world.store, ledger_id, ["b"], 0)
             assert (await world.marks())[ledger_id].bookies == {"b": ShortReason.DAMAGED}, before
             await repair_marks(world.store).delete(ledger_id, None)
@@ -339,7 +339,7 @@ async def test_all_copies_of_an_emptied_bookie_are_checked_also_when_some_of_the
     async with repair_world(*"abc", settings=_IDLE) as world:
         ledger_id = await world.closed_ledger("abc")
         shortage = measure(await world.ledgers.record(ledger_id), {"b": ShortReason.EMPTY_DISK}, "abc")
-        await repair_marks(world.store).create(ledger_id, _mark_of(ledger_id, shortage, 0))
+        await repair_marks(world.store).create(ledger_id, new_mark(ledger_id, shortage, 0))
         await mark_damaged(world.store, ledger_id, ["b"], 0, entries=[(5, 5)])
         assert (await world.marks())[ledger_id].bookies == {"b": ShortReason.EMPTY_DISK}
 
