@@ -26,7 +26,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from itertools import chain, zip_longest
+from itertools import zip_longest
 
 from cepheid_ledger import LedgerClient, LedgerError, entries_of, is_finished, placement_shortfall
 from cepheid_metadata import (
@@ -49,6 +49,7 @@ from cepheid_metadata import (
     SessionState,
     ShortFigures,
     ShortReason,
+    StoreUnavailableError,
     audit_record,
     auditor_record,
     bookie_cookies,
@@ -65,9 +66,19 @@ from cepheid_metadata import (
 )
 from cepheid_metadata.repair_views import damaged_entries, last_copies_of_deleted, marks_remembering, merged_reasons
 from cepheid_ports import Ports, TaskOwner
-from cepheid_recovery.cluster_state import ClusterState
+from cepheid_recovery.cluster_state import LOST_RUN, ClusterState, without_lost
+from cepheid_recovery.retries import CopyChecks, CopyToRead
 from cepheid_recovery.settings import RecoverySettings
-from cepheid_recovery.shortage import BookiesSeen, Shortage, add_holdings, find_shortage, measure, needed_fragments
+from cepheid_recovery.shortage import (
+    BookiesSeen,
+    Shortage,
+    add_holdings,
+    find_shortage,
+    measure,
+    needed_fragments,
+    new_mark,
+    renewed_mark,
+)
 
 log = logging.getLogger(__name__)
 
@@ -83,10 +94,6 @@ _MAX_CHECKS = 50_000
 """Ledgers whose copies wait to be read. Those beyond the limit are found by samples, or when a bookie is back."""
 _MARKS_READ = 100
 """Marks that are read again at each poll, in turn: workers note in them what they could not do."""
-
-
-_CopyToRead = tuple[int, int, str]
-"""Position in the ensemble, entry id, bookie."""
 
 
 @dataclass(slots=True)
@@ -201,17 +208,17 @@ class Auditor:
         self._marked: dict[int, _Marked] = {}
         self._reasons: dict[tuple[tuple[str, ShortReason], ...], dict[str, ShortReason]] = {}  # thousands of marks share a few
         self._rates: deque[tuple[float, int]] = deque()
-        # Ledgers whose copies are to be read. The newest come first: they were open most recently.
-        self._checks: deque[tuple[int, list[_CopyToRead]]] = deque(maxlen=_MAX_CHECKS)
-        self._failed_checks: deque[tuple[int, list[_CopyToRead]]] = deque(maxlen=_MAX_CHECKS)  # read again after the next walk
+        self._checks = CopyChecks(_MAX_CHECKS, self._settings.retry_s)
         self._closed: set[int] = set()  # ledgers that were closed at the last walk: their last entries are or were read
-        self._was_off = False
+        self._was_off = False  # repair was off at the last poll or since: what was not marked then needs another walk
         self._read_again = -1  # the last of the marks that are read in turn
         self._is_saved = False  # whether metadata has the present `audit`
 
     # Election
 
     def _on_session(self, state: SessionState) -> None:
+        if state is SessionState.SUSPENDED:
+            self._lost_since.clear()  # rule 1; the next look at the bookies starts the timers again
         if state is SessionState.LOST:
             self._deposed.set()
         self._due.set()
@@ -248,7 +255,7 @@ class Auditor:
         except CorruptRecordError:  # it is logged, and written again after the first walk
             found = None
         self.audit = None if found is None else found.record
-        self._runs = {} if self.audit is None else dict(self.audit.runs)
+        self._runs = {} if self.audit is None else without_lost(self.audit.runs)
         while not self._deposed.is_set():
             try:
                 if not await self._election.holds():
@@ -256,6 +263,8 @@ class Auditor:
                 await self._poll()
             except MetadataError as error:
                 log.info("auditor.metadata_away", extra={"error": str(error)})
+                if isinstance(error, StoreUnavailableError):
+                    self._lost_since.clear()  # as in `_on_session`
                 if self._store.session_state is SessionState.LOST:
                     return
             await self._wait(self._settings.poll_s)
@@ -285,7 +294,6 @@ class Auditor:
         if self._was_off and self._state.off is None:
             self._next_walk = 0.0
         self._was_off = self._state.off is not None
-        is_off = self._state.off is not None
         if now >= self._next_walk or acts - self._acted_on or returned or self._recount:
             walked = await self._walk(seen, returned, samples=now >= self._next_walk)
             if walked is not None:
@@ -294,20 +302,23 @@ class Auditor:
                 self._next_walk = max(self._next_walk, now + self._settings.walk_interval_s)
                 for bookie in returned:
                     self._back.pop(bookie, None)
-                if not walked.unreadable:  # otherwise a bookie may lack copies of an unread ledger
+                if not (walked.unreadable or self._was_off):  # otherwise a bookie may lack copies that no mark names
                     self._emptied_walked = {bookie: self._disks[bookie] for bookie in seen.emptied}
-                if not (is_off or self._state.off is not None):  # otherwise nothing was marked
+                if not self._was_off:  # otherwise some ledgers were only counted
                     await self._finish_requests(seen)
                 await self._note_drained(walked)
+        self._checks.retry(asyncio.get_running_loop().time())
+        if self._checks:
+            self._has_checks.set()
         await self._update_figures(seen)
         await self._finish_drained(seen)
         await self._note_refilled(seen)
 
     async def _look_at_bookies(self) -> BookiesSeen:
         """Update the timers and return the state of the bookies. Raises MetadataError."""
-        now = asyncio.get_running_loop().time()
-        registered = self._state.registered()
         self._requested = requested = frozenset(await list_names(self._store, keys.REPAIR_REQUESTS_KEY))
+        now = asyncio.get_running_loop().time()  # nothing is awaited from here to the end of `waiting`: an outage resets timers
+        registered = self._state.registered()
         for bookie in sorted(registered):
             since = self._lost_since.pop(bookie, None)
             run = self._state.run_of(bookie)
@@ -372,9 +383,6 @@ class Auditor:
         if self._state.off is not None:
             self._marked = {one: figures for one, figures in self._marked.items() if one in walk.counted or one in marked}
         self._closed = walk.closed
-        self._checks.extendleft(self._failed_checks)
-        self._failed_checks.clear()
-        self._has_checks.set()
         self.statistics.walks += 1
         self.statistics.walked_ledgers += walk.ledgers
         self.audit = Audit(
@@ -412,13 +420,14 @@ class Auditor:
         shortage = find_shortage(ledger, walk.seen)
         add_holdings(walk.holdings, ledger, shortage)
         if copies := self._copies_to_read(walk, ledger):
-            self._checks.append((ledger.ledger_id, copies))
+            self._checks.add(ledger.ledger_id, copies)
         if shortage is None and (shortage := self._find_bad_placement(walk, ledger)) is None:
             return
         if self._state.off is not None:
+            self._was_off = True  # it may be on again by the next poll
             walk.counted.add(ledger.ledger_id)
             before = self._marked.get(ledger.ledger_id)
-            self._note(ledger.ledger_id, _mark_of(ledger.ledger_id, shortage, 0))
+            self._note(ledger.ledger_id, new_mark(ledger.ledger_id, shortage, 0))
             self._marked[ledger.ledger_id].lost_entries = 0 if before is None else before.lost_entries
         elif is_marked:
             await self._renew(ledger, shortage)
@@ -449,7 +458,7 @@ class Auditor:
         found, walk.new = walk.new, []
         if not found:
             return
-        marks = [_mark_of(ledger.ledger_id, shortage, self._ports.wall_ms()) for ledger, shortage in found]
+        marks = [new_mark(ledger.ledger_id, shortage, self._ports.wall_ms()) for ledger, shortage in found]
         try:
             await self._store.multi([self._marks.create_op(mark.ledger_id, mark) for mark in marks])
         except KeyExistsError:
@@ -473,7 +482,7 @@ class Auditor:
                 return  # workers of that release repair it
             try:
                 if found is None:  # a worker removed it at this moment
-                    mark = _mark_of(ledger.ledger_id, shortage, self._ports.wall_ms())
+                    mark = new_mark(ledger.ledger_id, shortage, self._ports.wall_ms())
                     await self._marks.create(ledger.ledger_id, mark)
                 else:
                     mark = found.record
@@ -481,7 +490,7 @@ class Auditor:
                     # Damage outweighs that its bookie is lost or draining: it changes what a worker does.
                     if merged == mark.bookies and not any(merged[name] is ShortReason.DAMAGED for name in shortage.bookies):
                         break
-                    mark = _renewed(mark, measure(ledger, merged, self._state.registered()))
+                    mark = renewed_mark(mark, measure(ledger, merged, self._state.registered()))
                     await self._marks.replace(ledger.ledger_id, mark, found.version)
             except (KeyExistsError, BadVersionError, NoSuchKeyError):
                 continue  # it changed meanwhile; the finding must not be lost: no later walk may look for it again
@@ -496,10 +505,10 @@ class Auditor:
 
     # Reading copies
 
-    def _copies_to_read(self, walk: _Walk, ledger: LedgerMetadata) -> list[_CopyToRead]:
+    def _copies_to_read(self, walk: _Walk, ledger: LedgerMetadata) -> list[CopyToRead]:
         """Return copies that may be missing although their bookie runs (rule 4)."""
         size, quorum = ledger.ensemble_size, ledger.write_quorum
-        wanted: list[_CopyToRead] = []
+        wanted: list[CopyToRead] = []
         suspects: Collection[str] = walk.returned
         if ledger.is_closed:
             walk.closed.add(ledger.ledger_id)
@@ -513,30 +522,32 @@ class Auditor:
                     _, last = entries_of(ledger, fragment)
                     entry_id = next(last - back for back in range(size) if (position - (last - back)) % size < quorum)
                     if entry_id >= fragment.first_entry_id:
-                        wanted.append((position, entry_id, bookie))
+                        wanted.append(CopyToRead(position, entry_id, bookie))
         if walk.samples and ledger.last_entry_id is not None and ledger.last_entry_id >= 0:
             rng = self._ports.random
             if rng.random() < self._settings.checks_per_s / self._settings.walk_ledgers_per_s:
                 entry_id = rng.randint(0, ledger.last_entry_id)
                 position = (entry_id + rng.randrange(quorum)) % size
-                wanted.append((position, entry_id, ledger.fragment_of(entry_id).ensemble[position]))
+                wanted.append(CopyToRead(position, entry_id, ledger.fragment_of(entry_id).ensemble[position]))
         return wanted
 
     async def _check_copies(self) -> None:
         while True:
             await self._has_checks.wait()
             if not self._checks or not self.statistics.is_auditor or self._state.off is not None:
-                self._has_checks.clear()  # until the next walk
+                self._has_checks.clear()  # until the next poll
                 continue
-            ledger_id, copies = self._checks.pop()
+            checks, failed_at = self._checks, None
+            ledger_id, copies = checks.begin()
             await asyncio.sleep(len(copies) / self._settings.checks_per_s)
             try:
                 await self._check_ledger(ledger_id, copies)
             except Exception as error:
-                self._failed_checks.append((ledger_id, copies))
+                failed_at = asyncio.get_running_loop().time()
                 log.info("audit.copies_not_checked", extra={"ledger_id": ledger_id, "error": str(error)})
+            checks.end(failed_at)
 
-    async def _check_ledger(self, ledger_id: int, copies: Iterable[_CopyToRead]) -> None:
+    async def _check_ledger(self, ledger_id: int, copies: Iterable[CopyToRead]) -> None:
         """Read copies, and mark the ledger for the bookies that do not have them. Raises MetadataError, LedgerError."""
         found = await self._ledgers.get(ledger_id)
         if found is None:
@@ -569,6 +580,7 @@ class Auditor:
         """Subtract what was repaired since the last poll, and save the figures if they changed."""
         if self.audit is None:
             return
+        unchecked = self._back.keys() | self._checks.bookies()  # before marks are listed: a check marks before it ends
         listed = [ledger_id async for ledger_id in list_repair_marks(self._store)]
         await self._read_marks(listed)
         living = set(listed)
@@ -582,8 +594,8 @@ class Auditor:
         since, before = self._rates[0]
         rate = int((before - short_bytes) / (now - since)) if now > since and before > short_bytes else 0
         urgent = sorted((one.copies_left, ledger_id) for ledger_id, one in self._marked.items() if one.lacks_copies)
-        queued = chain(self._checks, self._failed_checks)
-        unchecked = self._back.keys() | {bookie for _, copies in queued for *_, bookie in copies}
+        lost = frozenset(self._state.expected()) - seen.registered - seen.waiting
+        checked = without_lost(self.audit.runs)
         audit = self.audit.replace(
             short=ShortFigures(
                 ledgers=len(short),
@@ -594,7 +606,8 @@ class Auditor:
             waiting=tuple(sorted(seen.waiting)),
             bytes_per_s=rate,
             urgent=tuple(ledger_id for _, ledger_id in urgent[:_URGENT]),
-            runs={bookie: self.audit.runs.get(bookie, "") if bookie in unchecked else run for bookie, run in self._runs.items()},
+            runs={bookie: checked.get(bookie, "") if bookie in unchecked else run for bookie, run in self._runs.items()}
+            | dict.fromkeys(sorted(lost), LOST_RUN),
         )
         if audit != self.audit or not self._is_saved:
             self.audit = audit
@@ -752,33 +765,11 @@ async def mark_ledger(
         shortage = measure(ledger, merged, registered)
         try:
             if found is None:
-                await marks.create(ledger.ledger_id, _mark_of(ledger.ledger_id, shortage, ports.wall_ms()))
+                await marks.create(ledger.ledger_id, new_mark(ledger.ledger_id, shortage, ports.wall_ms()))
             else:  # also if nothing is new: a worker that is about to remove the mark must check again
                 found_bad = [bookie for bookie, why in reasons.items() if why is ShortReason.DAMAGED]
-                mark = _renewed(found.record, shortage).replace(damaged=damaged_entries(found.record, found_bad, ()))
+                mark = renewed_mark(found.record, shortage).replace(damaged=damaged_entries(found.record, found_bad, ()))
                 await marks.replace(ledger.ledger_id, mark, found.version)
             return
         except (KeyExistsError, BadVersionError, NoSuchKeyError):
             continue
-
-
-def _renewed(mark: RepairMark, shortage: Shortage) -> RepairMark:
-    return mark.replace(
-        bookies=shortage.bookies,
-        copies_left=0 if mark.lost else shortage.copies_left,
-        short_entries=shortage.entries,
-        short_bytes=shortage.bytes,
-        last_copy_entries=shortage.last_copy_entries,
-    )
-
-
-def _mark_of(ledger_id: int, shortage: Shortage, now_ms: int) -> RepairMark:
-    return RepairMark(
-        ledger_id=ledger_id,
-        bookies=shortage.bookies,
-        copies_left=shortage.copies_left,
-        short_entries=shortage.entries,
-        short_bytes=shortage.bytes,
-        last_copy_entries=shortage.last_copy_entries,
-        since_ms=now_ms,
-    )

@@ -8,6 +8,9 @@ from typing import Protocol
 from cepheid_ledger import BookieStates
 from cepheid_metadata import MetadataStore, RepairSwitch, keys, list_names, repair_switch
 
+LOST_RUN = "lost"
+"""Stands in the audit for the run of a lost bookie, whatever it was: unlike the name of any run, it has no space."""
+
 
 class RepairBookies(BookieStates, Protocol):
     """The bookies of the cluster, as far as this process knows."""
@@ -66,3 +69,8 @@ class ClusterState:
 def run_name(incarnation: str, process: str) -> str:
     """Return the name of one run of a bookie, from the disks and the process that it registered with."""
     return f"{incarnation} {process}"
+
+
+def without_lost(runs: Mapping[str, str]) -> dict[str, str]:
+    """Return the runs of an audit; empty for lost bookies, so that each is checked when it is back."""
+    return {bookie: "" if run == LOST_RUN else run for bookie, run in runs.items()}

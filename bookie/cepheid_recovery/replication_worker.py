@@ -68,7 +68,7 @@ from cepheid_metadata import (
 )
 from cepheid_metadata.repair_views import merged_runs
 from cepheid_ports import Ports, TaskOwner
-from cepheid_recovery.cluster_state import ClusterState
+from cepheid_recovery.cluster_state import LOST_RUN, ClusterState
 from cepheid_recovery.repair_plan import FragmentRepair, RepairPlan, plan_repair
 from cepheid_recovery.retries import Retries
 from cepheid_recovery.settings import RecoverySettings
@@ -310,11 +310,16 @@ class ReplicationWorker:
         raise CopyFailedError(f"ledger {ledger_id} or its mark changed {_ATTEMPTS} times while it was copied", ledger_id=ledger_id)
 
     async def _lost(self, mark: RepairMark) -> Collection[str]:
-        """Return the damaged bookies that the auditor no longer waits for. Raises MetadataError."""
-        registered = self._state.registered()
+        """Return the damaged bookies that the auditor saw lost, or that metadata does not know. Raises MetadataError.
+
+        An audit that does not mention the absence of a bookie may be older than it: the auditor may have ended with the bookie.
+        """
+        registered, expected = self._state.registered(), self._state.expected()
         away = {name for name, why in mark.bookies.items() if why is ShortReason.DAMAGED and name not in registered}
         found = await self._audit.get(None) if away else None
-        return () if found is None else away.difference(found.record.waiting)
+        if found is None:
+            return ()
+        return {name for name in away if found.record.runs.get(name) == LOST_RUN or name not in expected}
 
     def _plan(self, ledger: LedgerMetadata, mark: RepairMark, lost: Collection[str]) -> RepairPlan:
         def choose(ensemble: Sequence[str], excluded: Collection[str], position: int) -> str | None:

@@ -1,8 +1,11 @@
-"""The ledgers that wait before they are tried again, and until when. No I/O; times are those of the loop, in seconds."""
+"""The ledgers that wait before they are tried again, and until when, and the copies to be read. No I/O; times are those of the
+loop, in seconds."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections import deque
+from collections.abc import Collection, Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 _MAX_PAUSE_S = 300.0
@@ -44,3 +47,63 @@ class Retries:
         """Return those that need not wait, in the order given."""
         waiting = self._waiting
         return [one for one in ledger_ids if one not in waiting or waiting[one].not_before_s <= now_s]
+
+
+class CopyToRead(NamedTuple):
+    """One copy that may be missing."""
+
+    position: int
+    entry_id: int
+    bookie: str
+
+
+_Check = tuple[int, Sequence[CopyToRead]]
+
+
+class CopyChecks:
+    """Ledgers with the copies that are to be read. The newest are next: they were open most recently.
+
+    At most `limit` wait, and as many that failed. Beyond that the oldest are dropped.
+    """
+
+    def __init__(self, limit: int, first_pause_s: float) -> None:
+        self._next: deque[_Check] = deque(maxlen=limit)
+        self._failed: deque[_Check] = deque(maxlen=limit)
+        self._retries = Retries(first_pause_s)
+        self._current: _Check | None = None
+
+    def __len__(self) -> int:
+        """Return how many can be begun now."""
+        return len(self._next)
+
+    def add(self, ledger_id: int, copies: Sequence[CopyToRead]) -> None:
+        self._next.append((ledger_id, copies))
+
+    def begin(self) -> _Check:
+        """Return the next check. Its bookies stay listed until `end` is called."""
+        self._current = self._next.pop()
+        return self._current
+
+    def end(self, failed_at_s: float | None) -> None:
+        """End the current check; if it failed, it is tried again after a pause."""
+        assert self._current is not None
+        if failed_at_s is None:
+            self._retries.succeeded(self._current[0])
+        else:
+            self._retries.later(self._current[0], failed_at_s)
+            self._failed.append(self._current)
+        self._current = None
+
+    def retry(self, now_s: float) -> None:
+        """Let failed checks whose pause is over be begun, after all others."""
+        if not self._failed:
+            return
+        due = set(self._retries.due((ledger_id for ledger_id, _ in self._failed), now_s))
+        again = [check for check in self._failed if check[0] in due]
+        self._failed = deque((check for check in self._failed if check[0] not in due), self._failed.maxlen)
+        self._next = deque([*again, *self._next], self._next.maxlen)
+
+    def bookies(self) -> set[str]:
+        """Return the bookies with copies that were not read yet."""
+        current = () if self._current is None else (self._current,)
+        return {copy.bookie for _, copies in chain(self._next, self._failed, current) for copy in copies}

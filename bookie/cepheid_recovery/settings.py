@@ -17,7 +17,8 @@ class RecoverySettings(BaseModel, frozen=True, extra="forbid"):
         300.0,
         ge=0,
         description="Time for which a bookie may be unregistered before its ledgers are copied elsewhere. Keep it longer than a "
-        "restart of a bookie takes. A bookie that is decommissioned or recovered on request has no such time.",
+        "restart of a bookie takes. An outage of metadata starts it again. A bookie that is decommissioned or recovered on request "
+        "has no such time.",
     )
     open_ledger_grace_s: float = Field(
         60.0,
@@ -49,5 +50,7 @@ class RecoverySettings(BaseModel, frozen=True, extra="forbid"):
         "them. 0: they are counted, and stay where they are.",
     )
     retry_s: PositiveFloat = Field(
-        10.0, description="First pause before a ledger that could not be repaired is tried again. It doubles up to 5 minutes."
+        10.0,
+        description="First pause before a ledger that could not be repaired, or whose copies could not be checked, is tried again. "
+        "It doubles up to 5 minutes.",
     )

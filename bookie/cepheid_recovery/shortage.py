@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from cepheid_ledger import entries_of, is_finished
-from cepheid_metadata import BookieHoldings, Fragment, LedgerMetadata, ShortReason
+from cepheid_metadata import BookieHoldings, Fragment, LedgerMetadata, RepairMark, ShortReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,30 @@ def measure(ledger: LedgerMetadata, reasons: Mapping[str, ShortReason], register
             entries += _share(count * lacking * quorum, size)
             last_copy_entries += _share(count * sum(one <= 1 for one in left), size)
     return Shortage(dict(reasons), copies_left, entries, _bytes_of(ledger, entries), last_copy_entries if gone else 0)
+
+
+def new_mark(ledger_id: int, shortage: Shortage, now_ms: int) -> RepairMark:
+    """Return the first mark of a ledger."""
+    return RepairMark(
+        ledger_id=ledger_id,
+        bookies=shortage.bookies,
+        copies_left=shortage.copies_left,
+        short_entries=shortage.entries,
+        short_bytes=shortage.bytes,
+        last_copy_entries=shortage.last_copy_entries,
+        since_ms=now_ms,
+    )
+
+
+def renewed_mark(mark: RepairMark, shortage: Shortage) -> RepairMark:
+    """Return a mark with what is short now; what workers noted in it stays."""
+    return mark.replace(
+        bookies=shortage.bookies,
+        copies_left=0 if mark.lost else shortage.copies_left,
+        short_entries=shortage.entries,
+        short_bytes=shortage.bytes,
+        last_copy_entries=shortage.last_copy_entries,
+    )
 
 
 def add_holdings(holdings: dict[str, BookieHoldings], ledger: LedgerMetadata, shortage: Shortage | None) -> None:

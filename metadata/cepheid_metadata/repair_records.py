@@ -118,7 +118,8 @@ class Audit(Record):
     )
     runs: dict[str, str] = Field(
         default_factory=dict,
-        description="For each bookie, the run after whose start its copies were checked. A new run must be checked again.",
+        description="For each bookie, the run after whose start its copies were checked. A new run must be checked again. `lost`: "
+        "the bookie is not registered, and its grace period is over.",
     )
     urgent: tuple[int, ...] = Field((), description="Ledgers with the fewest copies left, at most 1,000, to be repaired first.")
 

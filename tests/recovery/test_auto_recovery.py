@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from cepheid_metadata import LedgerState, ShortReason, decommissioned_bookies
+from cepheid_recovery import AutoRecovery
 from cepheid_rpc import ReadAnswer, ReadRequest, Status
 from tests.ledger.ledger_world import append
 from tests.ledger.memory_bookie import MemoryBookie
 from tests.recovery.repair_world import QUICK, RepairWorld, repair_world
 from tests.support import wait_until
+
+_WITHOUT_SAMPLES = QUICK.model_copy(update={"walk_ledgers_per_s": 10**9})
 
 pytestmark = [pytest.mark.virtual_time, pytest.mark.deadline(2000)]
 
@@ -188,6 +191,46 @@ async def test_a_request_that_comes_while_repair_is_off_is_for_the_time_when_it_
         assert "b" not in (await world.ledgers.record(ledger_id)).fragments[0].ensemble
 
 
+def switch_off_during_a_walk(world: RepairWorld, process: AutoRecovery) -> None:
+    """Let repair be off while the next walk looks at its ledgers, and on again before the next poll."""
+    walk_slice = process.auditor._walk_slice
+
+    async def off_meanwhile(*args: Any) -> None:
+        process.auditor._walk_slice = walk_slice  # type: ignore[method-assign]
+        await world.switch_off()
+        await asyncio.sleep(3)  # the worker of the process reads the switch too
+        await walk_slice(*args)
+        await world.switch_on()
+        await asyncio.sleep(3)
+
+    process.auditor._walk_slice = off_meanwhile  # type: ignore[method-assign]
+
+
+async def test_a_ledger_that_a_walk_passed_while_repair_was_off_is_marked_when_it_is_on() -> None:
+    async with repair_world() as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        await asyncio.sleep(10)
+        switch_off_during_a_walk(world, process)
+        await world.request("b")
+        world.kill("b")
+        process.on_bookies_changed()
+        await asyncio.sleep(QUICK.grace_s / 2)
+        assert await world.is_whole(ledger_id)
+
+
+async def test_a_bookie_does_not_count_as_refilled_after_a_walk_while_repair_was_off() -> None:
+    async with repair_world("a", "b", "c", settings=_WITHOUT_SAMPLES) as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        await asyncio.sleep(10)
+        switch_off_during_a_walk(world, process)
+        await world.lose_disk("b", 1000, "second disks")
+        process.on_bookies_changed()
+        await world.wait_refilled("b")
+        assert await world.is_whole(ledger_id)
+
+
 async def test_nothing_is_marked_or_copied_while_repair_is_off() -> None:
     async with repair_world() as world:
         ledger_id = await world.closed_ledger("abc")
@@ -218,6 +261,33 @@ async def test_the_figures_stay_true_while_repair_is_off() -> None:
         await asyncio.sleep(20)
         assert (await world.audit()).short.ledgers == 0
         assert await world.is_whole(kept)
+
+
+async def test_a_walk_reads_no_more_ledgers_per_second_than_it_may() -> None:
+    async with repair_world(settings=QUICK.model_copy(update={"walk_ledgers_per_s": 10})) as world:
+        for _ in range(301):
+            await world.closed_ledger("abc", 0)
+        process = await world.start()
+        await asyncio.sleep(25)
+        assert process.auditor.statistics.walks == 0
+        await asyncio.sleep(10)
+        assert (process.auditor.statistics.walks, process.auditor.statistics.walked_ledgers) == (1, 301)
+
+
+async def test_a_bookie_that_is_lost_again_after_a_short_return_is_repaired_again() -> None:
+    async with repair_world("a", "b", "c", settings=_WITHOUT_SAMPLES) as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s + 10)
+        assert ledger_id in await world.marks()  # there is no spare bookie
+        world.revive("b")
+        process.on_bookies_changed()
+        assert await world.wait_whole(ledger_id) < 3  # its mark is removed, and it is not back for long enough to be checked
+        world.kill("b")
+        process.on_bookies_changed()
+        await asyncio.sleep(QUICK.grace_s + 10)
+        assert ledger_id in await world.marks()
 
 
 async def test_without_a_spare_bookie_the_mark_says_why_and_the_ledger_is_repaired_once_there_is_one() -> None:

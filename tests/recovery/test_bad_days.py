@@ -27,6 +27,7 @@ from cepheid_metadata import (
     DeletedLedgers,
     MemoryStore,
     Op,
+    SessionState,
     StoreUnavailableError,
     draining_bookies,
     keys,
@@ -99,6 +100,21 @@ async def test_a_target_that_is_full_in_the_middle_of_a_copy_is_replaced_by_anot
         await world.wait_whole(ledger_id)
         assert await ensemble_of(world, ledger_id) == ("a", second, "c")
         assert world.ledgers.cluster[first].ids(ledger_id), "it had a part"
+
+
+async def test_a_target_that_failed_is_not_chosen_again_while_there_is_another() -> None:
+    """The full one has the rack that is best for the copies."""
+    async with repair_world(*"abcde") as world:
+        world.bookies.known_racks = racks = dict(zip("abcde", ["1", "2", "3", "2", "1"], strict=True))
+        world.ledgers.placement._racks = lambda: racks
+        ledger_id = await world.closed_ledger("abc")
+        world.ledgers.cluster["d"].refuse = Status.NO_SPACE
+        process = await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s)
+        await world.wait_whole(ledger_id, timeout_s=30)
+        assert await ensemble_of(world, ledger_id) == ("a", "e", "c")
+        assert process.worker.statistics.failures == 1
 
 
 async def test_a_full_target_that_is_the_only_one_is_named_in_the_mark_and_gets_the_rest_when_it_has_room() -> None:
@@ -175,6 +191,70 @@ async def test_metadata_that_goes_away_in_the_middle_of_a_repair_delays_it(sessi
         away = False
         await world.wait_whole(ledger_id)
         assert not [key for key in store._tree.nodes if "/locks/" in key]
+
+
+async def test_time_without_metadata_is_no_part_of_the_grace_period() -> None:
+    """A bookie that restarts while metadata is away cannot register before it is back."""
+    async with repair_world(*"abcd") as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        await asyncio.sleep(10)
+        store: MemoryStore = process.worker._store  # type: ignore[assignment]
+        check, away = store._check_session, False
+
+        def check_away() -> None:
+            if away:
+                raise StoreUnavailableError("metadata is away")
+            check()
+
+        store._check_session = check_away  # type: ignore[method-assign]
+        world.kill("b")
+        await asyncio.sleep(5)
+        away = True  # the session of the auditor lives on, as that of a ZooKeeper that restarts
+        await asyncio.sleep(QUICK.grace_s)
+        away = False
+        await asyncio.sleep(10)
+        world.revive("b")
+        process.on_bookies_changed()
+        await asyncio.sleep(30)
+        assert process.worker.statistics.entries == 0
+        assert await ensemble_of(world, ledger_id) == ("a", "b", "c")
+
+
+async def test_an_outage_that_no_request_noticed_starts_the_grace_period_again() -> None:
+    async with repair_world(*"abcd") as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s - 5)
+        events = process.auditor._store._events  # type: ignore[attr-defined]
+        events.become(SessionState.SUSPENDED)
+        events.become(SessionState.CONNECTED)
+        await asyncio.sleep(QUICK.grace_s - 5)
+        assert await ensemble_of(world, ledger_id) == ("a", "b", "c")
+        await asyncio.sleep(5)
+        await world.wait_whole(ledger_id)
+
+
+async def test_an_auditor_that_is_elected_again_knows_nothing_of_an_earlier_absence_of_a_bookie() -> None:
+    async with repair_world(*"abcd") as world:
+        ledger_id = await world.closed_ledger("abc")
+        first, second = await world.start(), await world.start("r2")
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s - 10)
+        store: MemoryStore = first.auditor._store  # type: ignore[assignment]
+        store.expire_session()
+        await asyncio.sleep(5)
+        assert second.auditor.statistics.is_auditor
+        store.renew_session()
+        world.revive("b")
+        await asyncio.sleep(10)
+        world.kill("b")
+        await second.aclose()
+        await second.auditor._store.aclose()
+        await asyncio.sleep(QUICK.grace_s - 5)
+        assert first.auditor.statistics.is_auditor
+        assert await ensemble_of(world, ledger_id) == ("a", "b", "c")
 
 
 async def test_a_worker_that_loses_its_lock_with_its_session_copies_nothing_twice() -> None:

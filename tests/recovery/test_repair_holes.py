@@ -41,9 +41,9 @@ from cepheid_metadata.repair_views import (
 )
 from cepheid_metadata.upgrade import StorageFormat, storage_format_record
 from cepheid_recovery import BookiesSeen
-from cepheid_recovery.auditor import _mark_of, _Walk
+from cepheid_recovery.auditor import _Walk
 from cepheid_recovery.replication_worker import _not_in
-from cepheid_recovery.shortage import measure
+from cepheid_recovery.shortage import measure, new_mark
 from tests.ledger.ledger_world import append
 from tests.recovery.repair_world import QUICK, repair_world
 
@@ -432,7 +432,7 @@ async def test_a_bookie_that_was_found_damaged_is_checked_whatever_its_mark_said
         ledger = await world.ledgers.record(ledger_id)
         for before in (ShortReason.PLACEMENT, ShortReason.LOST, ShortReason.DRAINING):
             shortage = measure(ledger, {"b": before}, "abcd")
-            await repair_marks(world.store).create(ledger_id, _mark_of(ledger_id, shortage, 0))
+            await repair_marks(world.store).create(ledger_id, new_mark(ledger_id, shortage, 0))
             await mark_damaged(world.store, ledger_id, ["b"], 0)
             assert (await world.marks())[ledger_id].bookies == {"b": ShortReason.DAMAGED}, before
             await repair_marks(world.store).delete(ledger_id, None)
@@ -442,7 +442,7 @@ async def test_all_copies_of_an_emptied_bookie_are_checked_also_when_some_of_the
     async with repair_world(*"abc", settings=_IDLE) as world:
         ledger_id = await world.closed_ledger("abc")
         shortage = measure(await world.ledgers.record(ledger_id), {"b": ShortReason.EMPTY_DISK}, "abc")
-        await repair_marks(world.store).create(ledger_id, _mark_of(ledger_id, shortage, 0))
+        await repair_marks(world.store).create(ledger_id, new_mark(ledger_id, shortage, 0))
         await mark_damaged(world.store, ledger_id, ["b"], 0, entries=[(5, 5)])
         assert (await world.marks())[ledger_id].bookies == {"b": ShortReason.EMPTY_DISK}
 
@@ -536,6 +536,49 @@ async def test_copies_of_a_damaged_bookie_move_once_its_grace_period_is_over() -
         assert (await world.ledgers.record(ledger_id)).last_fragment.ensemble == ("a", "d", "c")
 
 
+async def test_a_damaged_bookie_that_restarts_with_the_auditor_keeps_its_grace_period() -> None:
+    """The next auditor saves nothing before its first walk ends."""
+    slow_walk = QUICK.model_copy(update={"walk_ledgers_per_s": 5})  # as with some 100,000 ledgers at the default rate
+    async with repair_world(*"abcd", settings=slow_walk) as world:
+        ledger_id = await world.closed_ledger("abc")
+        for _ in range(200):
+            await world.closed_ledger("abc", 0)
+        first = await world.start()
+        second = await world.start("r2")
+        await asyncio.sleep(60.5)
+        assert first.auditor.statistics.walks == 1
+        world.ledgers.cluster["b"].damage(ledger_id, 5)
+        world.kill("b")
+        await first.aclose()
+        await first.auditor._store.aclose()
+        await mark_damaged(world.store, ledger_id, ["b"], 0, entries=[(5, 5)])
+        second.on_bookies_changed()
+        await asyncio.sleep(10)
+        assert (await world.ledgers.record(ledger_id)).last_fragment.ensemble == ("a", "b", "c")
+
+
+async def test_a_bookie_is_listed_as_lost_only_while_the_present_auditor_gave_it_up() -> None:
+    async with repair_world(*"abcd") as world:
+        first = await world.start()
+        await asyncio.sleep(10)
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s + 10)
+        assert (await world.audit()).runs["b"] == "lost"
+        await first.aclose()
+        await first.auditor._store.aclose()
+        second = await world.start("r2")
+        await asyncio.sleep(10)
+        assert (await world.audit()).runs["b"] == ""
+        await asyncio.sleep(QUICK.grace_s)
+        assert (await world.audit()).runs["b"] == "lost"
+        world.revive("b")
+        second.on_bookies_changed()
+        await asyncio.sleep(2)
+        assert (await world.audit()).runs["b"] == ""  # its copies were not checked yet
+        await asyncio.sleep(10)
+        assert (await world.audit()).runs["b"] == "first disks first process"
+
+
 def test_marks_for_all_entries_of_a_bookie_outweigh_those_for_some() -> None:
     def entries(mark: RepairMark | None, *runs: tuple[int, int]) -> RepairMark:
         return RepairMark(
@@ -595,19 +638,62 @@ async def test_a_new_auditor_repeats_the_checks_that_the_first_one_did_not_get_t
         assert await world.is_whole(ledger_id)
 
 
-async def test_a_check_that_found_no_answer_is_repeated_after_the_next_walk() -> None:
-    without_samples = QUICK.model_copy(update={"walk_interval_s": 5.0, "walk_ledgers_per_s": 10**9})
-    async with repair_world("a", "b", "c", settings=without_samples) as world:
+async def test_a_check_that_found_no_answer_is_repeated_without_waiting_for_the_next_walk() -> None:
+    """A rolling restart waits for it."""
+    async with repair_world("a", "b", "c", settings=_NO_SAMPLES) as world:
         ledger_id = await world.closed_ledger("abc")
-        await world.start()
-        await asyncio.sleep(3)
+        process = await world.start()
+        await asyncio.sleep(10)
         del world.ledgers.cluster["b"].entries[ledger_id][9]
-        world.ledgers.cluster["b"].mute = True  # runs anew, and does not answer reads for a while
+        world.ledgers.cluster["b"].mute = True  # busy with its start
         world.bookies.processes["b"] = "second process"
-        await asyncio.sleep(60)
+        process.on_bookies_changed()
+        await asyncio.sleep(15)
         world.ledgers.cluster["b"].mute = False
-        await asyncio.sleep(20)
+        await asyncio.sleep(60)
         assert await world.is_whole(ledger_id)
+        assert (await world.audit()).runs["b"] == "first disks second process"
+
+
+async def test_a_bookie_is_not_called_checked_before_the_finding_of_its_last_check_is_counted() -> None:
+    async with repair_world("a", "b", "c", settings=_NO_SAMPLES) as world:
+        ledger_id = await world.closed_ledger("abc")
+        process = await world.start()
+        await asyncio.sleep(10)
+        auditor = process.auditor
+        check, read_marks, save = auditor._check_ledger, auditor._read_marks, auditor._save_audit
+        reading, may_end, ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        polls, saved = 0, list[bool]()
+
+        async def slow_check(*args: Any) -> None:
+            reading.set()
+            await may_end.wait()  # the disk of a bookie that has just started is busy
+            await check(*args)
+            ended.set()
+
+        async def end_check_meanwhile(listed: list[int]) -> None:
+            nonlocal polls
+            polls += reading.is_set()
+            if polls == 3:
+                may_end.set()
+                await ended.wait()
+            await read_marks(listed)
+
+        async def save_and_note() -> None:
+            await save()
+            assert auditor.audit is not None
+            says_whole = auditor.audit.runs["b"] == "first disks second process" and not auditor.audit.short.ledgers
+            saved.extend([await world.is_whole(ledger_id)] if says_whole else ())
+
+        auditor._check_ledger = slow_check  # type: ignore[method-assign]
+        auditor._read_marks = end_check_meanwhile  # type: ignore[method-assign]
+        auditor._save_audit = save_and_note  # type: ignore[method-assign]
+        del world.ledgers.cluster["b"].entries[ledger_id][9]
+        world.bookies.processes["b"] = "second process"
+        process.on_bookies_changed()
+        await asyncio.sleep(60)
+        assert saved
+        assert all(saved)
 
 
 async def test_workers_beside_the_auditor_move_copies_of_a_draining_bookie_and_obey_the_switch() -> None:
