@@ -481,7 +481,7 @@ class Bookie:
             reached = request.first_entry_id
             async with aclosing(chunks):
                 async for chunk in chunks:
-                    if request.from_disk and (status := await self._status_of_memory()) is not Status.OK:
+                    if request.from_disk and (status := await self._status_of_memory(request.ledger_id)) is not Status.OK:
                         yield ReadAnswer((), (MissingEntries(reached, request.last_entry_id, status),), request.last_entry_id + 1)
                         return
                     yield chunk
@@ -489,8 +489,10 @@ class Bookie:
         finally:
             self._open_reads -= 1
 
-    async def _status_of_memory(self) -> Status:
-        """Return OK once all entries that are in memory now are durable, or the reason why they are not."""
+    async def _status_of_memory(self, ledger_id: int) -> Status:
+        """Return OK once all entries of the ledger that are in memory now are durable, or the reason why they are not."""
+        if not self._cache.holds(ledger_id):
+            return Status.OK
         synced: asyncio.Future[Status] = self._loop.create_future()
 
         def on_synced(outcome: Status) -> None:
@@ -498,7 +500,11 @@ class Bookie:
                 synced.set_result(outcome)
 
         self._journal.append_marker(on_synced)
-        status = await synced
+        try:
+            async with asyncio.timeout(self.settings.read_wait_s):
+                status = await synced
+        except TimeoutError:  # the journal hangs
+            return Status.OVERLOADED
         return Status.NO_SPACE if status is Status.OK and self._checkpointer.keeps_refused else status
 
     def authorize_reads(self, authorize: AuthorizeRead) -> None:

@@ -139,6 +139,10 @@ class WriteCache:
         starts = [start for ledger in self._of(ledger_id) if (start := ledger.first_from(entry_id)) is not None]
         return min(starts, default=None)
 
+    def holds(self, ledger_id: int) -> bool:
+        """Return whether any entry of the ledger is cached."""
+        return bool(self._of(ledger_id))
+
     def last_entry_id(self, ledger_id: int) -> int:
         return max((ledger.last_entry_id for ledger in self._of(ledger_id)), default=-1)
 

@@ -135,7 +135,7 @@ class BookieChannel:
     def leave_lane(self, lane: Lane, on_missed: Callable[[str], None]) -> None:
         """Detach a writer that is done. What is queued is still sent, since Qa copies are not yet all copies.
 
-        `on_missed` is called with the bookie's id if it fails first, unless the channel is closed.
+        `on_missed` is called with the bookie's id if it fails first, or the channel is closed.
         """
         if not lane.waits:
             self.close_lane(lane)
@@ -162,8 +162,6 @@ class BookieChannel:
             if timer is not None:
                 timer.cancel()
         self._ticker = self._reopener = None
-        for lane in [lane for lane in self._lanes if lane.left]:
-            self.close_lane(lane)
         self._fail(list(self._lanes), "the ledger client was closed")
         stream = self._stream
         if stream is not None:

@@ -387,18 +387,18 @@ class LedgerClient:
         self._departures.close()
         await self._recoveries.aclose()
         await asyncio.gather(*(channel.settle(_SETTLE_S) for channel in self._channels.values()))
-        try:
-            async with asyncio.timeout(self._settings.metadata_timeout_s):
-                await self._marks.wait()
-        except TimeoutError:  # all of them together: there may be thousands, and metadata may be away
-            log.warning("ledger.not_marked", extra={"ledgers": len(self._marks)})
-            await self._marks.aclose()
         for writer in list(self._writers.values()):
             await writer.aclose()
         self._change_slots.close()
         await self._idle_writers.aclose()
         for channel in self._channels.values():
             await channel.aclose()
+        try:
+            async with asyncio.timeout(self._settings.metadata_timeout_s):
+                await self._marks.wait()
+        except TimeoutError:  # all of them together: there may be thousands, and metadata may be away
+            log.warning("ledger.not_marked", extra={"ledgers": len(self._marks)})
+            await self._marks.aclose()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -20,7 +20,7 @@ def runs_at(position: int, first: int, last: int, ensemble_size: int, write_quor
     """Return the entries of `first..last` (inclusive) that this position holds, as runs of consecutive ids."""
     start = first - (first - (position - write_quorum + 1)) % ensemble_size  # start of the run at or before `first`
     runs: list[tuple[int, int]] = []
-    while start <= last:
+    while start <= last and first <= last:
         run_last = start + write_quorum - 1
         if run_last >= first:
             runs.append((max(start, first), min(run_last, last)))

@@ -204,7 +204,9 @@ class Auditor:
         self._disks: dict[str, str] = {}  # names of the disks of bookies that lost their data
         self._emptied_walked: dict[str, str] = {}  # those that the last walk knew
         self._next_walk = 0.0
-        self._recount = False  # whether copies were made that the figures by bookie do not show, and none is missing any more
+        self._counted_short = False  # whether the last walk counted missing copies in the figures by bookie
+        self._recount = False  # whether they have all been made since
+        self._recount_from = 0.0  # recounts take half of the time at most
         self._marked: dict[int, _Marked] = {}
         self._reasons: dict[tuple[tuple[str, ShortReason], ...], dict[str, ShortReason]] = {}  # thousands of marks share a few
         self._rates: deque[tuple[float, int]] = deque()
@@ -294,12 +296,15 @@ class Auditor:
         if self._was_off and self._state.off is None:
             self._next_walk = 0.0
         self._was_off = self._state.off is not None
-        if now >= self._next_walk or acts - self._acted_on or returned or self._recount:
-            walked = await self._walk(seen, returned, samples=now >= self._next_walk)
+        is_regular = now >= self._next_walk
+        if is_regular or acts - self._acted_on or returned or (self._recount and now >= self._recount_from):
+            walked = await self._walk(seen, returned, samples=is_regular)
             if walked is not None:
                 self._acted_on = acts
-                self._recount = False
-                self._next_walk = max(self._next_walk, now + self._settings.walk_interval_s)
+                ended = asyncio.get_running_loop().time()
+                self._recount_from = ended + (ended - now)
+                if is_regular:
+                    self._next_walk = max(self._next_walk, now + self._settings.walk_interval_s)
                 for bookie in returned:
                     self._back.pop(bookie, None)
                 if not (walked.unreadable or self._was_off):  # otherwise a bookie may lack copies that no mark names
@@ -383,6 +388,7 @@ class Auditor:
         if self._state.off is not None:
             self._marked = {one: figures for one, figures in self._marked.items() if one in walk.counted or one in marked}
         self._closed = walk.closed
+        self._counted_short = any(one.short_ledgers for one in walk.holdings.values())
         self.statistics.walks += 1
         self.statistics.walked_ledgers += walk.ledgers
         self.audit = Audit(
@@ -586,7 +592,7 @@ class Auditor:
         living = set(listed)
         self._marked = {ledger_id: one for ledger_id, one in self._marked.items() if ledger_id in living or self._state.off}
         short = [one for one in self._marked.values() if one.lacks_copies]
-        self._recount = self._recount or (self.audit.short.ledgers > 0 and not short)
+        self._recount = self._counted_short and not short and self._state.off is None
         now, short_bytes = asyncio.get_running_loop().time(), sum(one.bytes for one in short)
         self._rates.append((now, short_bytes))
         while self._rates[0][0] < now - _RATE_WINDOW_S:

@@ -95,6 +95,7 @@ class CopyChecker:
         self._locks = check_locks(store)
         self._marks = repair_marks(store)
         self._since: dict[int, float] = {}
+        self._away_since: dict[str, float] = {}
         self._retries = Retries(settings.retry_s)
         self._heard: dict[int, tuple[int, set[tuple[int, str]]]] = {}
         """By ledger that could not be checked completely: the version of its record, and the first entry of each fragment with each
@@ -122,8 +123,10 @@ class CopyChecker:
         while True:
             try:
                 await self._state.refresh()
+                self._note_away()
                 await self._check_listed()
             except Exception as error:  # a defect must end neither repair nor the bookie in this process
+                self._away_since.clear()
                 log.warning("repair.unchecked_not_read", extra={"error": repr(error)})
             try:
                 async with asyncio.timeout(self._settings.poll_s):
@@ -202,7 +205,7 @@ class CopyChecker:
                     missing = await self._missing(ledger, position, bookie, first, last)
                 except LedgerError as error:  # the others are asked all the same
                     unknown = error
-                    if self._is_away_for_long(ledger.ledger_id, bookie):
+                    if self._is_away_for_long(bookie):
                         await self._mark_away(ledger.ledger_id, bookie)
                     continue
                 if missing:
@@ -227,9 +230,20 @@ class CopyChecker:
             await asyncio.sleep(max(1 / self._settings.checks_per_s, (end - start + 1) * entry_bytes / _BYTES_PER_S))
         return merged_runs(missing)
 
-    def _is_away_for_long(self, ledger_id: int, bookie: str) -> bool:
-        listed_s = asyncio.get_running_loop().time() - self._since[ledger_id]
-        return bookie not in self._state.registered() and listed_s >= self._settings.grace_s
+    def _note_away(self) -> None:
+        """Update since when bookies do not run. The time counts only while repair is on and metadata answers."""
+        now = asyncio.get_running_loop().time()
+        away = () if self._state.off is not None else set(self._state.expected()) - self._state.registered()
+        self._away_since = {bookie: self._away_since.get(bookie, now) for bookie in away}
+
+    def _is_away_for_long(self, bookie: str) -> bool:
+        """Return whether the bookie has not run for the grace period, or metadata does not know it."""
+        if bookie in self._state.registered():
+            return False
+        if bookie not in self._state.expected():
+            return True
+        now = asyncio.get_running_loop().time()
+        return now - self._away_since.get(bookie, now) >= self._settings.grace_s
 
     async def _mark_away(self, ledger_id: int, bookie: str) -> None:
         """Mark the ledger for a bookie that does not run, unless it is marked for it. Raises MetadataError."""

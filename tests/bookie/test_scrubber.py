@@ -121,6 +121,23 @@ async def test_a_check_of_copies_reads_the_disk_although_the_block_is_in_memory(
         assert reports.seen == [(7, [(7, 7)])], "and it is repaired"
 
 
+@pytest.mark.parametrize(("ledger_id", "statuses"), [(7, []), (8, [Status.OVERLOADED])])
+async def test_a_check_of_copies_waits_for_a_hanging_journal_in_bounds_and_only_for_what_is_in_memory(
+    ledger_id: int, statuses: list[Status]
+) -> None:
+    machine = Machine()
+    async with machine.bookie() as bookie:
+        await added(bookie, group_of(7, 0))
+        await bookie.checkpoint()
+        machine.workers["journal"].hold()
+        adding = asyncio.create_task(added(bookie, group_of(8, 0)))
+        await settle()
+        answers = [answer async for answer in bookie.read(ReadRequest(ledger_id, 0, 0, 1 << 20, from_disk=True))]
+        assert [part.status for answer in answers for part in answer.missing] == statuses
+        machine.workers["journal"].release()
+        await adding
+
+
 @pytest.mark.parametrize("place", [0, 4, 8, 16, 24, 28, HEADER_BYTES])  # magic, checksum, ledger, entry, count, bytes, table
 async def test_every_part_of_a_block_is_compared(place: int) -> None:
     machine = Machine()

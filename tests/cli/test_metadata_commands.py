@@ -127,6 +127,7 @@ def test_the_report_names_what_metadata_lacks_and_what_is_not_where_it_says() ->
     ("write_quorum", "last_fragment"),
     [
         (2, {"first_entry_id": 20, "ensemble": ["b1", "b5"]}),  # empty: its writer closed the ledger before another entry
+        (2, {"first_entry_id": 20, "ensemble": ["b5", "b1"]}),
         (1, {"first_entry_id": 19, "ensemble": ["b5", "b1"]}),  # one entry, which belongs to b1
     ],
 )

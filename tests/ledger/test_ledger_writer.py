@@ -122,6 +122,25 @@ async def test_a_client_is_closed_in_time_although_metadata_takes_no_marks(monke
         assert asyncio.get_running_loop().time() - began < 2 * FAST.metadata_timeout_s
 
 
+async def test_what_a_bookie_lacks_of_a_ledger_that_is_closed_while_its_client_closes_is_marked() -> None:
+    async with ledger_world() as world:
+        first, second = await world.create(), await world.create()
+        assert set("bc") <= {*first.bookies} & {*second.bookies}
+        world.cluster["b"].hang = True
+        await append(first, [b"x"])
+        await first.close()
+        closing = asyncio.create_task(world.client.aclose())  # it waits for b, and for no other bookie
+        await asyncio.sleep(0.1)
+        world.cluster["b"].hang, world.cluster["c"].hang = False, True
+        await append(second, [b"y"])
+        await second.close()
+        await closing
+        assert world.cluster["c"].ids(second.ledger_id) == []
+        found = await repair_marks(world.store).get(second.ledger_id)
+        assert found is not None
+        assert found.record.bookies == {"c": ShortReason.DAMAGED}
+
+
 @pytest.mark.parametrize(("size", "ack_quorum", "broken"), [(1, 1, "a"), (3, 3, "b"), (3, 2, "bc")])
 async def test_with_too_few_bookies_the_ledger_fails_and_says_why(size: int, ack_quorum: int, broken: str) -> None:
     async with ledger_world(*"abc"[:size]) as world:

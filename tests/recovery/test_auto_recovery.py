@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from cepheid_metadata import LedgerState, ShortReason, decommissioned_bookies
+from cepheid_metadata.repair_views import mark_damaged
 from cepheid_recovery import AutoRecovery
+from cepheid_recovery import auditor as auditor_module
+from cepheid_recovery.auditor import Auditor
 from cepheid_rpc import ReadAnswer, ReadRequest, Status
 from tests.ledger.ledger_world import append
 from tests.ledger.memory_bookie import MemoryBookie
@@ -647,3 +650,45 @@ async def test_a_bookie_that_missed_entries_without_going_away_gets_them_when_th
         await writer.close()
         await asyncio.sleep(5)
         await world.wait_whole(writer.ledger_id, timeout_s=QUICK.grace_s)
+
+
+@pytest.mark.deadline(5000)
+async def test_small_repairs_do_not_put_off_the_walk_that_takes_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    walks: list[bool] = []
+    walk = Auditor._walk
+
+    async def noted(self: Auditor, *args: Any, samples: bool) -> Any:
+        walks.append(samples)
+        return await walk(self, *args, samples=samples)
+
+    monkeypatch.setattr(Auditor, "_walk", noted)
+    async with repair_world(*"abc", settings=QUICK.model_copy(update={"walk_interval_s": 600.0})) as world:
+        ledger_id = await world.closed_ledger("abc")
+        await world.start()
+        await asyncio.sleep(5)
+        cluster = world.ledgers.cluster
+        for _ in range(10):  # once in 5 minutes one ledger is short for some seconds
+            cluster["a"].mute = cluster["b"].mute = True
+            await mark_damaged(world.store, ledger_id, ["c"], 0)
+            await asyncio.sleep(10)
+            cluster["a"].mute = cluster["b"].mute = False
+            await asyncio.sleep(290)
+        assert not await world.marks()
+        assert walks.count(True) >= 5, f"regular walks in 3000 s, one in 600: {walks}"
+
+
+async def test_figures_are_counted_again_if_the_repair_ends_while_the_walk_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditor_module, "_SLICE", 1)
+    monkeypatch.setattr(auditor_module, "_MARKED_TOGETHER", 1)
+    async with repair_world(*"abcd", settings=QUICK.model_copy(update={"walk_ledgers_per_s": 0.1})) as world:
+        ledger_id = await world.closed_ledger("abc")
+        for _ in range(5):
+            await world.closed_ledger("acd")
+        process = await world.start()
+        await asyncio.sleep(100)
+        world.kill("b")
+        process.on_bookies_changed()
+        await asyncio.sleep(500)
+        assert await world.is_whole(ledger_id)
+        assert not await world.marks()
+        assert "b" not in (await world.audit()).bookies, "bookies list still shows what was repaired"

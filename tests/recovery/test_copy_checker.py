@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from cepheid_metadata import UncheckedLedger, keys, list_names, unchecked_ledgers
+from cepheid_recovery import auditor as auditor_module
 from cepheid_recovery import copy_checker
 from cepheid_rpc import ReadAnswer, ReadRequest
 from tests.ledger.ledger_world import append
@@ -192,3 +193,49 @@ async def test_copies_of_a_ledger_that_is_brought_back_are_made_for_a_bookie_tha
         await world.ledgers.client.undelete(ledger_id)
         assert not await world.is_whole(ledger_id)
         await world.wait_whole(ledger_id, timeout_s=600)
+
+
+async def test_a_bookie_that_restarts_has_its_grace_period_although_a_check_has_waited_for_longer() -> None:
+    async with repair_world(*"abcd") as world:
+        writer = await world.open_ledger("abc", 20)
+        await append(writer, [b"x"])
+        client = world.ledgers.another_client()
+        await client.recover(writer.ledger_id)
+        await client.aclose()
+        cluster = world.ledgers.cluster
+        cluster["c"].mute = True  # registered, but does not answer
+        process = await world.start()
+        await asyncio.sleep(2 * QUICK.grace_s)
+        marks = await world.marks()
+        assert marks == {}
+        world.kill("c")
+        process.on_bookies_changed()
+        await asyncio.sleep(QUICK.grace_s / 4)
+        assert (await world.marks(), (await world.audit()).short.ledgers) == ({}, 0)
+        assert "c" in (await world.ledgers.record(writer.ledger_id)).fragments[0].ensemble
+
+
+async def test_a_bookie_that_restarts_during_a_walk_keeps_its_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auditor_module, "_SLICE", 1)
+    settings = QUICK.model_copy(update={"walk_ledgers_per_s": 0.05, "walk_interval_s": 150.0})
+    async with repair_world(*"abcd", settings=settings) as world:
+        writer = await world.open_ledger("abc", 20)
+        await append(writer, [b"x"])
+        client = world.ledgers.another_client()
+        await client.recover(writer.ledger_id)
+        await client.aclose()
+        for _ in range(10):
+            await world.closed_ledger("abc")
+        cluster = world.ledgers.cluster
+        cluster["c"].mute = True  # registered, but does not answer
+        process = await world.start()
+        await wait_until(lambda: process.auditor.statistics.walks >= 2, timeout_s=1000)
+        await asyncio.sleep(200)  # the next walk has begun, and takes 220 s
+        world.kill("c")
+        process.on_bookies_changed()
+        await asyncio.sleep(QUICK.grace_s / 4)
+        cluster["c"].mute = False
+        world.revive("c")
+        process.on_bookies_changed()
+        assert process.worker.statistics.entries == 0, await world.marks()
+        assert "c" in (await world.ledgers.record(writer.ledger_id)).fragments[0].ensemble
