@@ -64,7 +64,13 @@ from cepheid_metadata import (
     repair_marks,
     repair_requests,
 )
-from cepheid_metadata.repair_views import damaged_entries, last_copies_of_deleted, marks_remembering, merged_reasons
+from cepheid_metadata.repair_views import (
+    damaged_entries,
+    last_copies_of_deleted,
+    marks_remembering,
+    merged_reasons,
+    unchecked_ledgers_naming,
+)
 from cepheid_ports import Ports, TaskOwner
 from cepheid_recovery.cluster_state import LOST_RUN, ClusterState, without_lost
 from cepheid_recovery.retries import CopyChecks, CopyToRead
@@ -188,13 +194,17 @@ class Auditor:
         self._unsubscribe()
         await self._tasks.aclose()
 
-    def wake(self) -> None:
-        """Check at once: bookies changed."""
+    def retry_all(self) -> None:
+        """Check at once: bookies changed. Those that did not answer may answer now."""
+        self._checks.end_pauses()
         self._due.set()
 
     def _forget(self) -> None:
         """Start without anything from an earlier time as the auditor, above all without timers of bookies (rule 1)."""
         self._lost_since: dict[str, float] = {}
+        self._looked_at = 0.0  # when the bookies were last looked at
+        self._away_from: float | None = None  # since when metadata has not answered
+        self._expected: frozenset[str] = frozenset()  # the bookies that metadata knew then
         self._draining_since: dict[str, float] = {}
         self._kept_for: dict[str, list[str]] = {}  # by draining bookie, records for whose sake it has to keep its disks
         self._requested: frozenset[str] = frozenset()  # bookies to be recovered at once, as of the last poll
@@ -204,8 +214,8 @@ class Auditor:
         self._disks: dict[str, str] = {}  # names of the disks of bookies that lost their data
         self._emptied_walked: dict[str, str] = {}  # those that the last walk knew
         self._next_walk = 0.0
-        self._counted_short = False  # whether the last walk counted missing copies in the figures by bookie
-        self._recount = False  # whether they have all been made since
+        self._counted_short: frozenset[str] = frozenset()  # bookies with missing copies in the figures of the last walk
+        self._recount = False  # whether all copies of one of them have been made since
         self._recount_from = 0.0  # recounts take half of the time at most
         self._marked: dict[int, _Marked] = {}
         self._reasons: dict[tuple[tuple[str, ShortReason], ...], dict[str, ShortReason]] = {}  # thousands of marks share a few
@@ -219,8 +229,8 @@ class Auditor:
     # Election
 
     def _on_session(self, state: SessionState) -> None:
-        if state is SessionState.SUSPENDED:
-            self._lost_since.clear()  # rule 1; the next look at the bookies starts the timers again
+        if state is SessionState.SUSPENDED and self._away_from is None:
+            self._away_from = asyncio.get_running_loop().time()
         if state is SessionState.LOST:
             self._deposed.set()
         self._due.set()
@@ -265,8 +275,8 @@ class Auditor:
                 await self._poll()
             except MetadataError as error:
                 log.info("auditor.metadata_away", extra={"error": str(error)})
-                if isinstance(error, StoreUnavailableError):
-                    self._lost_since.clear()  # as in `_on_session`
+                if isinstance(error, StoreUnavailableError) and self._away_from is None:
+                    self._away_from = self._looked_at
                 if self._store.session_state is SessionState.LOST:
                     return
             await self._wait(self._settings.poll_s)
@@ -323,6 +333,7 @@ class Auditor:
         """Update the timers and return the state of the bookies. Raises MetadataError."""
         self._requested = requested = frozenset(await list_names(self._store, keys.REPAIR_REQUESTS_KEY))
         now = asyncio.get_running_loop().time()  # nothing is awaited from here to the end of `waiting`: an outage resets timers
+        self._pause_timers(now)
         registered = self._state.registered()
         for bookie in sorted(registered):
             since = self._lost_since.pop(bookie, None)
@@ -330,7 +341,7 @@ class Auditor:
             if since is not None or self._runs.get(bookie, run) != run:
                 self._back[bookie] = now
             self._runs[bookie] = run
-        expected = self._state.expected()
+        self._expected = expected = frozenset(self._state.expected())
         self._runs = {bookie: run for bookie, run in self._runs.items() if bookie in expected}
         for bookie in expected:
             if bookie not in registered:
@@ -345,6 +356,14 @@ class Auditor:
         emptied = await self._emptied(registered - self._state.draining)
         self._emptied_walked = {bookie: disks for bookie, disks in self._emptied_walked.items() if bookie in emptied}
         return BookiesSeen(registered, waiting, self._state.draining, emptied)
+
+    def _pause_timers(self, now: float) -> None:
+        """Leave the time without metadata out of the grace periods that have not run out (rule 1)."""
+        if (away_from := self._away_from) is not None:
+            for bookie, since in self._lost_since.items():
+                if away_from - since < self._settings.grace_s:
+                    self._lost_since[bookie] = since + now - max(away_from, since)
+        self._looked_at, self._away_from = now, None
 
     async def _emptied(self, registered: Iterable[str]) -> dict[str, int]:
         """Return the bookies that lost their disk and were not refilled since, with the id below which they lost everything."""
@@ -388,7 +407,9 @@ class Auditor:
         if self._state.off is not None:
             self._marked = {one: figures for one, figures in self._marked.items() if one in walk.counted or one in marked}
         self._closed = walk.closed
-        self._counted_short = any(one.short_ledgers for one in walk.holdings.values())
+        # Without each record it is not known what a bookie lacks: walks would mark the same ledgers again and again.
+        short = (bookie for bookie, one in walk.holdings.items() if one.short_ledgers)
+        self._counted_short = frozenset() if walk.unreadable else frozenset(short)
         self.statistics.walks += 1
         self.statistics.walked_ledgers += walk.ledgers
         self.audit = Audit(
@@ -543,31 +564,33 @@ class Auditor:
             if not self._checks or not self.statistics.is_auditor or self._state.off is not None:
                 self._has_checks.clear()  # until the next poll
                 continue
-            checks, failed_at = self._checks, None
+            checks = self._checks
             ledger_id, copies = checks.begin()
+            left: Sequence[CopyToRead] = copies
             await asyncio.sleep(len(copies) / self._settings.checks_per_s)
             try:
-                await self._check_ledger(ledger_id, copies)
+                left = await self._check_ledger(ledger_id, copies)
             except Exception as error:
-                failed_at = asyncio.get_running_loop().time()
                 log.info("audit.copies_not_checked", extra={"ledger_id": ledger_id, "error": str(error)})
-            checks.end(failed_at)
+            checks.end(left, asyncio.get_running_loop().time())
 
-    async def _check_ledger(self, ledger_id: int, copies: Iterable[CopyToRead]) -> None:
-        """Read copies, and mark the ledger for the bookies that do not have them. Raises MetadataError, LedgerError."""
+    async def _check_ledger(self, ledger_id: int, copies: Iterable[CopyToRead]) -> list[CopyToRead]:
+        """Read copies, and mark the ledger for the bookies that do not have them. Return those whose bookies do not answer. Raises
+        MetadataError."""
         found = await self._ledgers.get(ledger_id)
         if found is None:
-            return
+            return []
         ledger = found.record
         bad: dict[str, ShortReason] = {}
-        unknown: LedgerError | None = None
+        left: list[CopyToRead] = []
         for position, entry_id, bookie in copies:
             if ledger.fragment_of(entry_id).ensemble[position] != bookie:
                 continue  # another bookie has its place now
             try:
                 is_bad = bool(await self._client.runs_not_stored(ledger, position, bookie, entry_id, entry_id))
             except LedgerError as error:  # the other copies are read all the same
-                unknown = error
+                log.info("audit.copies_not_checked", extra={"ledger_id": ledger_id, "error": str(error)})
+                left.append(CopyToRead(position, entry_id, bookie))
                 continue
             self.statistics.checked_copies += 1
             if is_bad:
@@ -577,8 +600,7 @@ class Auditor:
         if bad:
             await mark_ledger(self._store, ledger, bad, self._state.registered(), self._ports)
             self._on_marked()
-        if unknown is not None:
-            raise unknown
+        return left
 
     # Figures
 
@@ -592,7 +614,11 @@ class Auditor:
         living = set(listed)
         self._marked = {ledger_id: one for ledger_id, one in self._marked.items() if ledger_id in living or self._state.off}
         short = [one for one in self._marked.values() if one.lacks_copies]
-        self._recount = self._counted_short and not short and self._state.off is None
+        marked = {
+            bookie for reasons in {id(one.bookies): one.bookies for one in self._marked.values()}.values() for bookie in reasons
+        }
+        are_read = living <= self._marked.keys()
+        self._recount = are_read and self._state.off is None and not self._counted_short <= marked
         now, short_bytes = asyncio.get_running_loop().time(), sum(one.bytes for one in short)
         self._rates.append((now, short_bytes))
         while self._rates[0][0] < now - _RATE_WINDOW_S:
@@ -600,7 +626,7 @@ class Auditor:
         since, before = self._rates[0]
         rate = int((before - short_bytes) / (now - since)) if now > since and before > short_bytes else 0
         urgent = sorted((one.copies_left, ledger_id) for ledger_id, one in self._marked.items() if one.lacks_copies)
-        lost = frozenset(self._state.expected()) - seen.registered - seen.waiting
+        lost = self._expected - seen.registered - seen.waiting
         checked = without_lost(self.audit.runs)
         audit = self.audit.replace(
             short=ShortFigures(
@@ -700,7 +726,9 @@ class Auditor:
         """Return whether something else than the records of ledgers needs the copies of a bookie. Raises MetadataError."""
         staying = self._state.registered() - self._state.draining
         deleted = await last_copies_of_deleted(self._store, bookie, staying)
-        self._kept_for[bookie] = [*deleted, *await marks_remembering(self._store, bookie)]
+        # In this order: a ledger that is brought back meanwhile is seen in one of the trees.
+        unchecked = await unchecked_ledgers_naming(self._store, bookie)
+        self._kept_for[bookie] = [*deleted, *unchecked, *await marks_remembering(self._store, bookie)]
         return bool(self._kept_for[bookie])
 
     async def _is_kept(self, bookie: str) -> bool:

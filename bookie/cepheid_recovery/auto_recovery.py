@@ -56,7 +56,7 @@ class AutoRecovery:
 
     def on_bookies_changed(self) -> None:
         """Check at once, and try again what was not possible, after bookies came or went."""
-        self.auditor.wake()
+        self.auditor.retry_all()
         self.worker.retry_all()
         self.checker.retry_all()
 

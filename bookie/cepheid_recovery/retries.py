@@ -84,15 +84,20 @@ class CopyChecks:
         self._current = self._next.pop()
         return self._current
 
-    def end(self, failed_at_s: float | None) -> None:
-        """End the current check; if it failed, it is tried again after a pause."""
+    def end(self, left: Sequence[CopyToRead], now_s: float) -> None:
+        """End the current check. The copies that are `left`, as their bookies did not answer, are tried again after a pause."""
         assert self._current is not None
-        if failed_at_s is None:
-            self._retries.succeeded(self._current[0])
+        ledger_id, _ = self._current
+        if left:
+            self._retries.later(ledger_id, now_s)
+            self._failed.append((ledger_id, left))
         else:
-            self._retries.later(self._current[0], failed_at_s)
-            self._failed.append(self._current)
+            self._retries.succeeded(ledger_id)
         self._current = None
+
+    def end_pauses(self) -> None:
+        """Let all failed checks be begun by the next `retry`: a bookie came or changed."""
+        self._retries.clear()
 
     def retry(self, now_s: float) -> None:
         """Let failed checks whose pause is over be begun, after all others."""

@@ -17,7 +17,7 @@ class RecoverySettings(BaseModel, frozen=True, extra="forbid"):
         300.0,
         ge=0,
         description="Time for which a bookie may be unregistered before its ledgers are copied elsewhere. Keep it longer than a "
-        "restart of a bookie takes. An outage of metadata starts it again. A bookie that is decommissioned or recovered on request "
+        "restart of a bookie takes. Outages of metadata do not count. A bookie that is decommissioned or recovered on request "
         "has no such time.",
     )
     open_ledger_grace_s: float = Field(

@@ -34,6 +34,7 @@ from cepheid_metadata.repositories import (
     audit_record,
     auditor_record,
     available_bookies,
+    bookie_cookies,
     decommissioned_bookies,
     deleted_ledger_records,
     draining_bookies,
@@ -42,6 +43,7 @@ from cepheid_metadata.repositories import (
     repair_marks,
     repair_requests,
     repair_switch,
+    unchecked_ledgers,
 )
 from cepheid_metadata.store import MetadataStore
 from cepheid_metadata.upgrade import read_storage_format
@@ -214,7 +216,11 @@ async def decommission_status(store: MetadataStore, bookie: str) -> View:
 
     async def count(ledger_ids: list[int]) -> None:
         nonlocal left, bytes_left, problem, only_copy
-        for one in await asyncio.gather(*map(marks.get, ledger_ids)):
+        for one in await asyncio.gather(*map(marks.get, ledger_ids), return_exceptions=True):
+            if isinstance(one, CorruptRecordError | NewerFormatError):
+                continue
+            if isinstance(one, BaseException):
+                raise one
             if one is not None and bookie in one.record.bookies:
                 left += 1
                 bytes_left += one.record.short_bytes
@@ -277,6 +283,7 @@ async def last_copies_of_deleted(
     name the bookie. `newest`: how many of the newest ledgers are looked at; None: all.
     """
     records = deleted_ledger_records(store)
+    limbo = await _limbo_of(store, staying)  # below that id they have lost what they had, and deleted ledgers are not copied again
     naming: dict[str, int | None] = {}
 
     async def look_at(ledger_id: int) -> None:
@@ -285,7 +292,8 @@ async def last_copies_of_deleted(
         except (CorruptRecordError, NewerFormatError):
             naming[records.key_of(ledger_id)] = None
         else:
-            if found is not None and _has_last_copies(found.record.ledger, bookie, staying):
+            holders = {name for name, below in limbo.items() if ledger_id >= below}
+            if found is not None and _has_last_copies(found.record.ledger, bookie, holders):
                 naming[records.key_of(ledger_id)] = found.record.purge_after_ms
 
     ledger_ids = [ledger_id async for ledger_id in list_deleted_ledgers(store)]
@@ -295,17 +303,51 @@ async def last_copies_of_deleted(
     return naming
 
 
+async def _limbo_of(store: MetadataStore, bookies: Collection[str]) -> dict[str, int]:
+    """Return, by bookie, the ledger id below which it has lost what it had; without those whose cookies cannot be read."""
+    limbo: dict[str, int] = {}
+    for bookie in bookies:
+        try:
+            found = await bookie_cookies(store).get(bookie)
+        except (CorruptRecordError, NewerFormatError):
+            continue
+        limbo[bookie] = 0 if found is None else found.record.limbo_below or 0
+    return limbo
+
+
+async def unchecked_ledgers_naming(store: MetadataStore, bookie: str) -> list[str]:
+    """Return the keys of ledgers on the list of those to be checked that name the bookie. One that was brought back is on it."""
+    records, unchecked = ledger_records(store), unchecked_ledgers(store)
+    naming: list[str] = []
+
+    async def look_at(ledger_id: int) -> None:
+        try:
+            found = await records.get(ledger_id)
+        except (CorruptRecordError, NewerFormatError):
+            naming.append(unchecked.key_of(ledger_id))
+        else:
+            if found is not None and has_entries_on(found.record, bookie):
+                naming.append(unchecked.key_of(ledger_id))
+
+    ledger_ids = [int(name) for name in await list_names(store, keys.UNCHECKED_LEDGERS_KEY)]
+    for start in range(0, len(ledger_ids), _READ_AT_ONCE):
+        await asyncio.gather(*map(look_at, ledger_ids[start : start + _READ_AT_ONCE]))
+    return naming
+
+
 async def marks_remembering(store: MetadataStore, bookie: str) -> list[str]:
     """Return the keys of marks with entries of which the bookie may have the only copy, although the ledger's record does not name
-    it, and of marks that cannot be read."""
+    it, and of marks that only a newer release can read."""
     records = repair_marks(store)
     remembering: list[str] = []
 
     async def look_at(ledger_id: int) -> None:
         try:
             found = await records.get(ledger_id)
-        except (CorruptRecordError, NewerFormatError):
+        except NewerFormatError:
             remembering.append(records.key_of(ledger_id))
+        except CorruptRecordError:
+            pass  # it is logged by the auditor; nobody would ever remove it
         else:
             if found is not None and bookie in found.record.former:
                 remembering.append(records.key_of(ledger_id))

@@ -27,7 +27,6 @@ from cepheid_metadata import (
     DeletedLedgers,
     MemoryStore,
     Op,
-    SessionState,
     StoreUnavailableError,
     draining_bookies,
     keys,
@@ -219,21 +218,6 @@ async def test_time_without_metadata_is_no_part_of_the_grace_period() -> None:
         await asyncio.sleep(30)
         assert process.worker.statistics.entries == 0
         assert await ensemble_of(world, ledger_id) == ("a", "b", "c")
-
-
-async def test_an_outage_that_no_request_noticed_starts_the_grace_period_again() -> None:
-    async with repair_world(*"abcd") as world:
-        ledger_id = await world.closed_ledger("abc")
-        process = await world.start()
-        world.kill("b")
-        await asyncio.sleep(QUICK.grace_s - 5)
-        events = process.auditor._store._events  # type: ignore[attr-defined]
-        events.become(SessionState.SUSPENDED)
-        events.become(SessionState.CONNECTED)
-        await asyncio.sleep(QUICK.grace_s - 5)
-        assert await ensemble_of(world, ledger_id) == ("a", "b", "c")
-        await asyncio.sleep(5)
-        await world.wait_whole(ledger_id)
 
 
 async def test_an_auditor_that_is_elected_again_knows_nothing_of_an_earlier_absence_of_a_bookie() -> None:

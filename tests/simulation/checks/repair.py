@@ -40,6 +40,7 @@ class RepairChecks:
         self._history = history
         self._removed: list[RepairMark] = []
         self._before: dict[int, RepairMark] = {}  # marks as they were before this write
+        self._draining_since: dict[str, float] = {}
         self._given_up: dict[str, str] = {}  # bookies whose disks this write calls needless, with what it says
 
     def begin(self, ops: Sequence[Op], process: str) -> None:
@@ -51,6 +52,8 @@ class RepairChecks:
             if op.key.startswith(f"{keys.DRAINING_BOOKIES_KEY}/") and not isinstance(op, Check):
                 ends_s = history.now_s if isinstance(op, Delete) else math.inf
                 history.drained_until[op.key.rpartition("/")[2]] = ends_s
+                if isinstance(op, Create):
+                    self._draining_since[op.key.rpartition("/")[2]] = history.now_s
                 if isinstance(op, Put) and DrainingBookie.decode(op.value, op.key).drained_at_ms is not None:
                     self._given_up[op.key.rpartition("/")[2]] = "calls it drained"
             if op.key.startswith(f"{keys.BOOKIE_COOKIES_KEY}/"):
@@ -95,7 +98,7 @@ class RepairChecks:
         history = self._history
 
         def stays(other: str) -> bool:
-            is_leaving = history.now_s - history.drained_until.get(other, -VIEW_S) < VIEW_S
+            is_leaving = history.drained_until.get(other) == math.inf and history.now_s - self._draining_since[other] >= VIEW_S
             return not is_leaving and history.was_registered_within(other, VIEW_S)
 
         return any(
