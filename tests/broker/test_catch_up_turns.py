@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import accumulate
 
 import pytest
 
-from cepheid_broker.dispatch import dispatcher
 from cepheid_broker.dispatch.catch_up_turns import (
     FASTER,
     FULL_RATE_PER_S,
@@ -187,18 +187,19 @@ async def test_a_consumer_that_catches_up_makes_small_steps_while_clients_publis
         reads = self.storage_reads
         sent.append(self._turns._delivered.entries - before)
 
-    async with BrokerWorld() as world, await world.client() as client:
+    one_read_ahead = {"read_ahead_bytes": 1}  # else it reads all of these tiny entries before it sends any
+    async with BrokerWorld(dispatch=one_read_ahead) as world, await world.client() as client:
         await client.produce_on("t")
         await client.subscribe("t", "s")
         await client.publish(4 * READ_ENTRIES)
         monkeypatch.setattr(Dispatcher, "_pass", counted)
         monkeypatch.setattr(CatchUpTurns, "is_paced", property(lambda _: True))
-        monkeypatch.setattr(dispatcher, "SMALL_READ_BYTES", 0)  # these entries are tiny
         if where == "storage":
             monkeypatch.setattr(ManagedLedger, "read_cached", lambda *_, **__: None)
         client.send(pb.CommandFlow(consumer_id=0, messagePermits=10 * READ_ENTRIES))
         await wait_until(lambda: sum(sent) == 4 * READ_ENTRIES, what="all messages")
-    large = sum(entries >= 2 * PACED_ENTRIES for entries in sent)
+    until_last_read = [entries for entries, total in zip(sent, accumulate(sent), strict=True) if total <= 3 * READ_ENTRIES]
+    large = sum(entries >= 2 * PACED_ENTRIES for entries in until_last_read)
     if where == "storage":
         assert not large
         assert reads <= 4 + 1, "round trips are not smaller, and the last one finds the end"
@@ -215,3 +216,18 @@ async def test_a_consumer_that_keeps_up_takes_no_turn(monkeypatch: pytest.Monkey
         for _ in range(3):
             await producer.publish(2)
         await wait_until(lambda: world.topic("t").subscriptions["s"].delivered.entries == 6)
+
+
+async def test_a_consumer_with_few_permits_for_large_messages_takes_no_turn_while_it_keeps_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with BrokerWorld() as world, await world.client() as producer, await world.client() as client:
+        await producer.produce_on("t")
+        await client.subscribe("t", "s")
+        monkeypatch.setattr(CatchUpTurns, "submit", lambda *_: pytest.fail("it need not wait"))
+        for sequence_id in range(4):
+            producer.send_message(sequence_id, bytes(100_000))
+            assert await producer.receive() is not None
+        for sent in range(1, 5):
+            client.send(pb.CommandFlow(consumer_id=0, messagePermits=1))
+            await wait_until(lambda sent=sent: world.topic("t").subscriptions["s"].delivered.entries == sent)
