@@ -11,28 +11,48 @@ readers also wait for the interpreter, and all of them for a processor.
 Rule 1: steps that wait run one at a time, in the order of `submit`, so subscriptions share what there is.
 Rule 2: the pause after a step is proportional to the time that the step took. On a busy machine a step takes longer, also because
 other threads and processes take the processor from it, and so more is left to them.
-Rule 3: each subscription may send `FASTER` times as many entries as are published, without pauses. So it catches up even if clients
+Rule 3: pauses are also proportional to the rate of publishing, up to `FULL_RATE_PER_S`. A client that publishes a few entries a
+second waits for one step at most, and leaves nearly all of the loop to consumers that catch up.
+Rule 4: each subscription may send `FASTER` times as many entries as are published, without pauses. So it catches up even if clients
 publish as fast as they can; then latency counts less.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from cepheid_broker.traffic import BrokerTraffic
 
 T = TypeVar("T")
 
-ACTIVE_S = 0.1
-"""Time after a publish during which clients count as publishing."""
+FULL_RATE_PER_S = 500
+"""Entries published per second from which pauses have their full length."""
+LOW_RATE_PER_S = 20
+"""Below it there are no pauses, and steps are as large as without publishing."""
+RATE_OVER_S = 0.1
+"""Time over which the rate of publishing is averaged, with weights that decay exponentially."""
 FASTER = 2
+UNUSED_ENTRIES = 200
+"""Most entries that a subscription may send later because it sent fewer than it was allowed to: what two steps send."""
 MAX_PAUSE_S = 0.05
 """Longest pause for one step: a process that was stopped for a second need not pause for several."""
 TIMER_S = 0.001
 """The loop's timers have this resolution. A shorter pause is added to the next one instead."""
+
+
+@dataclass(slots=True)
+class Allowance:
+    """What one subscription may send without a pause (rule 4), and the time of its work since its last step."""
+
+    published: int
+    """Entries that had been published at its last step, or when it began."""
+    unused: int = 0
+    took_s: float = 0.0
 
 
 class CatchUpPace:
@@ -40,37 +60,39 @@ class CatchUpPace:
 
     def __init__(self, share: float) -> None:
         self._pause_factor = 1 / share - 1
+        self._rate_per_s = 0.0  # of publishing, up to FULL_RATE_PER_S
         self._published = 0
-        self._published_at_s = float("-inf")
-        self._published_before = 0  # the last step
-        self._took_s = 0.0  # since the last step
+        self._seen_at_s = float("-inf")
         self._free_at_s = float("-inf")
 
     def __repr__(self) -> str:
-        return f"<CatchUpPace {1 / (1 + self._pause_factor):.2f} of the loop, next step at {self._free_at_s:.3f} s>"
+        share = 1 / (1 + self._pause_factor)
+        return f"<CatchUpPace {share:.2f} of the loop, {self._rate_per_s:.0f} published/s, next step at {self._free_at_s:.3f} s>"
 
     def is_paced(self, now_s: float, published: int) -> bool:
-        """Return whether clients publish, or have until a moment ago."""
-        if published != self._published:
-            self._published, self._published_at_s = published, now_s
-        return self._pause_factor > 0 and now_s - self._published_at_s < ACTIVE_S
+        """Return whether steps have to pause, as clients publish."""
+        elapsed_s = now_s - self._seen_at_s
+        if elapsed_s > 0:
+            rate_per_s = (published - self._published) / elapsed_s
+            weight = math.exp(-elapsed_s / RATE_OVER_S)  # of what was seen before
+            self._rate_per_s = min(weight * self._rate_per_s + (1 - weight) * rate_per_s, FULL_RATE_PER_S)
+            self._published, self._seen_at_s = published, now_s
+        return self._pause_factor > 0 and self._rate_per_s >= LOW_RATE_PER_S
 
     def delay_s(self, now_s: float, published: int) -> float:
         """Return how long the next step must wait; 0: it may run now."""
         delay_s = self._free_at_s - now_s
         return delay_s if delay_s >= TIMER_S and self.is_paced(now_s, published) else 0.0
 
-    def on_work(self, took_s: float) -> None:
-        """Note work that belongs to the next step, or is that step."""
-        self._took_s += took_s
-
-    def on_step(self, now_s: float, *, sent: int, published: int, subscriptions: int) -> None:
-        """Note the end of a step: the entries that it sent, and how many subscriptions take turns."""
-        free = FASTER * subscriptions * (published - self._published_before)
+    def on_step(self, allowance: Allowance, now_s: float, *, sent: int, published: int) -> None:
+        """Note the end of a subscription's step, which sent so many entries."""
+        free = allowance.unused + FASTER * (published - allowance.published)
         paid = max(0.0, 1 - free / sent) if sent else 1.0
-        pause_s = min(self._took_s * self._pause_factor * paid, MAX_PAUSE_S)
-        self._free_at_s = max(self._free_at_s, now_s) + pause_s
-        self._published_before, self._took_s = published, 0.0
+        if self.is_paced(now_s, published):
+            pause_s = allowance.took_s * self._pause_factor * paid * self._rate_per_s / FULL_RATE_PER_S
+            self._free_at_s = max(self._free_at_s, now_s) + min(pause_s, MAX_PAUSE_S)
+        allowance.published, allowance.unused = published, min(max(0, free - sent), UNUSED_ENTRIES)
+        allowance.took_s = 0.0
 
 
 class CatchUpTurns:
@@ -83,7 +105,7 @@ class CatchUpTurns:
         self._pace = CatchUpPace(share)
         self._published, self._delivered = traffic.published, traffic.delivered
         self._clock_s = clock_s
-        self._waiting: deque[Callable[[], object]] = deque()
+        self._waiting: deque[tuple[Allowance, Callable[[], object]]] = deque()
         self._scheduled = False
         self.paused_s = 0.0
 
@@ -95,15 +117,19 @@ class CatchUpTurns:
         """Whether steps should be small, as clients publish."""
         return self._pace.is_paced(self._clock_s(), self._published.entries)
 
-    def submit(self, step: Callable[[], object]) -> None:
+    def join(self) -> Allowance:
+        """Return the allowance of a new subscription."""
+        return Allowance(self._published.entries)
+
+    def submit(self, allowance: Allowance, step: Callable[[], object]) -> None:
         """Run the step in the next turn of the loop, or when its turn comes if clients publish. It must not raise."""
         if self._waiting or self.is_paced:
-            self._waiting.append(step)
+            self._waiting.append((allowance, step))
             self._schedule()
         else:
             asyncio.get_running_loop().call_soon(step)
 
-    def run(self, work: Callable[[], T]) -> T:
+    def run(self, allowance: Allowance, work: Callable[[], T]) -> T:
         """Run work of a subscription at once, and count its time for its next step."""
         if not self.is_paced:
             return work()
@@ -111,7 +137,7 @@ class CatchUpTurns:
         try:
             return work()
         finally:
-            self._pace.on_work(self._clock_s() - began_s)
+            allowance.took_s += self._clock_s() - began_s
 
     def _schedule(self) -> None:
         if self._scheduled or not self._waiting:
@@ -125,11 +151,12 @@ class CatchUpTurns:
             asyncio.get_running_loop().call_soon(self._run_next)
 
     def _run_next(self) -> None:
-        sent_before, subscriptions = self._delivered.entries, len(self._waiting)
+        allowance, step = self._waiting.popleft()
+        sent_before = self._delivered.entries
         try:
-            self.run(self._waiting.popleft())
+            self.run(allowance, step)
         finally:
             sent = self._delivered.entries - sent_before
-            self._pace.on_step(self._clock_s(), sent=sent, published=self._published.entries, subscriptions=subscriptions)
+            self._pace.on_step(allowance, self._clock_s(), sent=sent, published=self._published.entries)
             self._scheduled = False  # only now: the step may have submitted the next one, which has to wait for the pause
             self._schedule()

@@ -40,7 +40,8 @@ READ_ENTRIES = 500
 ENTRY_COST_BYTES = 16384
 """Added to the size of each entry when a pass is bounded in bytes: a small entry takes as long to send as a large one."""
 PACED_ENTRIES = 100
-"""The same for a subscription that catches up while clients publish. Reading and sending them takes a quarter of a millisecond."""
+"""Entries after which a pass ends, and of one read from the tail cache, if a subscription catches up while clients publish. Reading
+and sending them takes a quarter of a millisecond. Reads from storage are not smaller: each is a round trip."""
 SMALL_READ_BYTES = 64 << 10  # when the budget of the process is used up
 RETRY_MAX_S = 30.0
 READS_PER_PASS = 4  # from the tail cache; for a reader of some keys there may be nothing to send in them
@@ -143,6 +144,7 @@ class Dispatcher:
         self._settings = settings
         self._budget = shared.budget
         self._turns = shared.turns
+        self._allowance = shared.turns.join()
         self._tasks = tasks
         self._on_sent = on_sent
         self._on_failed = on_failed
@@ -213,14 +215,15 @@ class Dispatcher:
         if not self._pass_due and not self._closed:
             self._pass_due = True
             if self._lags:
-                self._turns.submit(self._pass)
+                self._turns.submit(self._allowance, self._pass)
             else:
                 self._loop.call_soon(self._pass)
 
     @property
     def _lags(self) -> bool:
-        """Whether it catches up, from storage or from the tail cache."""
-        return not self._read_to_end or self.core.pending_bytes > SMALL_READ_BYTES
+        """Whether it catches up, from storage or from the tail cache: its last read ended before the topic's end. What waits for
+        permits says nothing about that: a consumer that takes few large messages at a time keeps up too."""
+        return not self._read_to_end
 
     def close(self) -> None:
         self._closed = True
@@ -294,6 +297,8 @@ class Dispatcher:
 
     def _read(self, read: Read | ReadBack) -> None:
         position, max_entries, max_bytes = self._range_of(read)
+        if isinstance(read, Read) and self._lags and self._turns.is_paced:
+            max_entries = PACED_ENTRIES
         if self._failures and (failure := self._failures.get(type(read))) is not None and failure.asked != position:
             del self._failures[type(read)]
         groups = self._ledger.read_cached(position, max_entries=max_entries, max_bytes=max_bytes)
@@ -326,7 +331,7 @@ class Dispatcher:
             self._failures.pop(type(read), None)
             self._retry_delay_s = self._settings.read_retry_s
             if not self._closed:
-                self._turns.run(lambda: self._answer(read, self._count(groups)))
+                self._turns.run(self._allowance, lambda: self._answer(read, self._count(self._in_parts(groups))))
         finally:
             del self._running[type(read)]
         if (following := self._next.pop(type(read), None)) is not None and not self._closed:
@@ -349,9 +354,18 @@ class Dispatcher:
         has_room = self._budget.used_bytes < self._budget.limit_bytes
         max_bytes = self._settings.read_bytes if has_room else SMALL_READ_BYTES
         if isinstance(read, Read):
-            is_paced = self._lags and self._turns.is_paced
-            return read.position, PACED_ENTRIES if is_paced else READ_ENTRIES, max_bytes
+            return read.position, READ_ENTRIES, max_bytes
         return Position(read.ledger_id, read.first), read.last - read.first + 1, max_bytes
+
+    def _in_parts(self, groups: list[EntryGroup]) -> list[EntryGroup]:
+        """Return the groups in parts of which each is enough for a pass: a core sends a group as a whole if permits suffice."""
+        if not self._turns.is_paced:
+            return groups
+        return [
+            group.slice(first, min(first + PACED_ENTRIES - 1, group.last_entry_id))
+            for group in groups
+            for first in range(group.first_entry_id, group.last_entry_id + 1, PACED_ENTRIES)
+        ]
 
     def _count(self, groups: list[EntryGroup]) -> list[CountedGroup]:
         return [count_group(group, with_hashes=self._with_hashes, shape=self._shape) for group in groups]
