@@ -354,9 +354,10 @@ async def test_bundles_move_to_secondary_brokers_while_the_primary_ones_are_full
         await wait_until(lambda: len(leader._recent) > 0)
         assert [outcome.error for outcome in leader._recent] == [""] * len(leader._recent)
         await wait_until(lambda: len(second.ownership.owned_bundles()) == leader.moves)
-        rounds = leader._rounds
+        rounds, moved = leader._rounds, leader.moves
         await wait_until(lambda: leader._rounds > rounds + 5)
-        assert len(second.ownership.owned_bundles()) == leader.moves  # they stay while they rest, although the first is free again
+        # They stay while they rest, although the first is free again. One more may be on its way at this moment.
+        assert len(second.ownership.owned_bundles()) >= moved
 
 
 async def test_settings_are_changed_for_all_brokers_while_they_run() -> None:
