@@ -73,7 +73,7 @@ ALONE: Mapping[str, tuple[str, int | str]] = {
     "B1": ("move to a broker that is drained", "50"),
     "C1": ("reset in the same generation", 10),
     "C2": ("save no part of a batch", 6),
-    "C3": ("trim without asking the cursors", 16),
+    "C3": ("trim without asking the cursors", 63),
     "C4": ("keep what was acknowledged during a reset", "33"),
     "C5": ("count on what the mark has passed", 0),
     "C6": ("save sequence ids of another moment", 1),
