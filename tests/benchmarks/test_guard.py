@@ -43,7 +43,7 @@ def test_a_lower_latency_is_a_higher_ratio() -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", GUARDED)
 def test_a_guarded_benchmark_has_its_figure(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    short = {"--seconds": "0.3", "--gigabytes": "0.01", "--rounds": "1"}
+    short = {"--seconds": "1", "--gigabytes": "0.01", "--rounds": "1"}
     given = GUARDED[name].arguments
     arguments = tuple(short.get(given[at - 1], value) if at else value for at, value in enumerate(given))
     guarded = Guarded(GUARDED[name].figure, arguments, GUARDED[name].higher_is_better)

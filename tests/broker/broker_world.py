@@ -205,13 +205,11 @@ class BrokerWorld:
         assert found is not None
         await records.replace(topic.name, found.record.replace(epoch=found.record.epoch + 1), found.version)
 
-    async def fill_disk(self, client: ScriptedClient, sequence_id: int) -> int:
-        """The bookie looks at its disk when adds come in, so a few entries make it see. Returns the next sequence id."""
+    def fill_disk(self) -> None:
+        """Fill the bookie's disk, which it notices at once."""
         self.disk.full = True
-        while self._bookie.writable:
-            await client.publish(1, first_sequence_id=sequence_id)
-            sequence_id += 1
-        return sequence_id
+        self._bookie.look_at_free_space_now()
+        assert not self._bookie.writable
 
     def refuse_opening_topics(self, refuse: bool) -> None:
         self._managed_ledgers.refuse = refuse

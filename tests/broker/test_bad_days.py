@@ -28,14 +28,14 @@ async def test_producers_wait_while_the_disk_is_full_and_go_on_when_there_is_spa
     async with BrokerWorld() as world, await world.client() as client:
         await client.produce_on("t")
         await client.publish(5)
-        next_id = await world.fill_disk(client, 5)
-        for sequence_id in (next_id, next_id + 1):
+        world.fill_disk()
+        for sequence_id in (5, 6):
             client.send_message(sequence_id, b"payload %d" % sequence_id)
         await client.expect_nothing(0.2)
         await client.ping()
         world.disk.full = False
-        assert [(await client.expect(pb.CommandSendReceipt)).sequence_id for _ in range(2)] == [next_id, next_id + 1]
-        assert await all_payloads(client, next_id + 2) == [b"%d" % n for n in range(next_id + 2)]
+        assert [(await client.expect(pb.CommandSendReceipt)).sequence_id for _ in range(2)] == [5, 6]
+        assert await all_payloads(client, 7) == [b"%d" % n for n in range(7)]
 
 
 async def test_a_disk_that_stays_full_closes_producers_and_loses_nothing_that_was_answered() -> None:
@@ -43,15 +43,15 @@ async def test_a_disk_that_stays_full_closes_producers_and_loses_nothing_that_wa
     async with BrokerWorld(refusal_retry_s=0.1, ledgers=settings) as world, await world.client() as client:
         await client.produce_on("t", initial_subscription_name="audit")  # what nobody subscribes to is trimmed
         await client.publish(5)
-        next_id = await world.fill_disk(client, 5)
-        for sequence_id in range(next_id, next_id + 4):
+        world.fill_disk()
+        for sequence_id in range(5, 9):
             client.send_message(sequence_id, b"payload %d" % sequence_id)
         await client.expect(pb.CommandCloseProducer)
         await client.ping()
         world.disk.full = False
         await client.produce_on("t", epoch=1)
-        await client.publish(4, first_sequence_id=next_id)
-        assert await all_payloads(client, next_id + 4) == [b"%d" % n for n in range(next_id + 4)]
+        await client.publish(4, first_sequence_id=5)
+        assert await all_payloads(client, 9) == [b"%d" % n for n in range(9)]
 
 
 async def test_a_topic_that_cannot_be_opened_is_tried_again_with_growing_pauses() -> None:
