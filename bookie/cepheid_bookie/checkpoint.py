@@ -122,9 +122,8 @@ class Checkpointer:
         self._requested = False
         self._backing_off = False  # a flush found the disk full; the timer tries it again
         self._taken = mark  # of the half being flushed
-        self._refused_taken = self._refused_flushed = (
-            0  # journal batches refused before that half was taken; before the last flushed one
-        )
+        self._refused_taken = 0  # journal batches that had been refused when that half was taken
+        self._refused_flushed = 0  # the same of the half that was flushed last
         self._journal_bytes_taken = journal.written_bytes
         self._closed = False
         self._waiters: list[asyncio.Future[None]] = []

@@ -80,12 +80,8 @@ class CopyReport:
     lost: list[Run] = field(default_factory=list)
     unreadable: set[str] = field(default_factory=set)
     """Bookies whose disks could not read one of the lost entries."""
-
-    def add(self, other: CopyReport) -> None:
-        self.entries += other.entries
-        self.size_bytes += other.size_bytes
-        self.lost += other.lost
-        self.unreadable |= other.unreadable
+    denied: frozenset[str] | None = None
+    """Bookies of `CopyTask.former` that certainly have no valid copy of any lost entry; None: no entry is lost."""
 
 
 class CopyBudget:
@@ -147,6 +143,7 @@ async def copy_entries(
             if not groups:
                 _note_lost(report, entry_id)
                 report.unreadable |= source.unreadable
+                report.denied = denied_by_both(report.denied, frozenset(source.denied))
                 entry_id += 1
                 continue
             first, entry_id = entry_id, groups[-1].last_entry_id + 1
@@ -224,6 +221,13 @@ def _share(groups: Sequence[EntryGroup], position: int, first: int, last: int, l
     return share
 
 
+def denied_by_both(one: frozenset[str] | None, other: frozenset[str] | None) -> frozenset[str] | None:
+    """Return the bookies that have no valid copy of the lost entries of either part of a copy; None: the part lost nothing."""
+    if one is None or other is None:
+        return other if one is None else one
+    return one & other
+
+
 def _note_lost(report: CopyReport, entry_id: int) -> None:
     if report.lost and report.lost[-1][1] == entry_id - 1:
         report.lost[-1] = (report.lost[-1][0], entry_id)
@@ -241,6 +245,8 @@ class _Source:
         self._turn = turn
         self.unreadable: set[str] = set()
         """Bookies whose disks could not read the last entry that was found to have no valid copy."""
+        self.denied: set[str] = set()
+        """Bookies that the record does not name and that certainly have no valid copy of it."""
         ensemble = task.fragment.ensemble
         turned = [(turn + place) % len(ensemble) for place in range(len(ensemble))]
         self._doubtful = [
@@ -283,7 +289,7 @@ class _Source:
         named = [ensemble[position] for position in positions]
         away: list[str] = []
         says_no = False
-        self.unreadable = set()
+        self.unreadable, self.denied = set(), set()
         for bookie in dict.fromkeys((*named, *task.former, *task.targets.values())):  # a target may have been named before
             request = ReadRequest(ledger.ledger_id, entry_id, entry_id, MAX_MESSAGE_BYTES)
             try:
@@ -299,6 +305,8 @@ class _Source:
                 self.unreadable.add(bookie)
                 continue
             if bookie not in named:
+                if answer in _CERTAINLY_NOT_STORED:
+                    self.denied.add(bookie)
                 continue
             says_no = says_no or answer in _CERTAINLY_NOT_STORED
             if answer not in _NOT_STORED:

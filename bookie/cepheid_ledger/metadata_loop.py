@@ -55,7 +55,7 @@ def to_check(store: MetadataStore, ledger: LedgerMetadata) -> list[Create]:
 
 
 def to_check_always(store: MetadataStore, ledger: LedgerMetadata) -> list[Create]:
-    """Return the same for a ledger of which any bookie may lack copies."""
+    """Return what `to_check` returns, also if the ack quorum was the whole write set: bookies may have been lost since."""
     if ledger.last_entry_id is not None and ledger.last_entry_id < 0:
         return []
     return [unchecked_ledgers(store).create_op(ledger.ledger_id, UncheckedLedger(ledger_id=ledger.ledger_id))]

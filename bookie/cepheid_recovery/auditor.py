@@ -35,7 +35,6 @@ from cepheid_metadata import (
     BadVersionError,
     BookieHoldings,
     CorruptRecordError,
-    DecommissionedBookie,
     Election,
     Found,
     KeyExistsError,
@@ -44,7 +43,6 @@ from cepheid_metadata import (
     MetadataStore,
     NewerFormatError,
     NoSuchKeyError,
-    Op,
     RepairMark,
     SessionState,
     ShortFigures,
@@ -53,9 +51,6 @@ from cepheid_metadata import (
     audit_record,
     auditor_record,
     bookie_cookies,
-    bookie_lives,
-    decommissioned_bookies,
-    draining_bookies,
     keys,
     ledger_records,
     list_ledgers,
@@ -64,15 +59,10 @@ from cepheid_metadata import (
     repair_marks,
     repair_requests,
 )
-from cepheid_metadata.repair_views import (
-    damaged_entries,
-    last_copies_of_deleted,
-    marks_remembering,
-    merged_reasons,
-    unchecked_ledgers_naming,
-)
+from cepheid_metadata.repair_views import damaged_entries, merged_reasons
 from cepheid_ports import Ports, TaskOwner
 from cepheid_recovery.cluster_state import LOST_RUN, ClusterState, without_lost
+from cepheid_recovery.decommissions import Decommissions
 from cepheid_recovery.retries import CopyChecks, CopyToRead
 from cepheid_recovery.settings import RecoverySettings
 from cepheid_recovery.shortage import (
@@ -94,8 +84,6 @@ _URGENT = 1_000
 _RATE_WINDOW_S = 60.0
 _CHECK_RETURNED_AFTER_S = 5.0
 """Pause before the copies of a returned bookie are read: it may still get what was queued for it."""
-_POLLS_UNTIL_KNOWN = 2
-"""Number of polls after which every process knows which bookies are draining."""
 _MAX_CHECKS = 50_000
 """Ledgers whose copies wait to be read. Those beyond the limit are found by samples, or when a bookie is back."""
 _MARKS_READ = 100
@@ -169,7 +157,6 @@ class Auditor:
         self._ledgers = ledger_records(store)
         self._marks = repair_marks(store)
         self._cookies = bookie_cookies(store)
-        self._draining = draining_bookies(store)
         self._requests = repair_requests(store)
         self._election = Election(auditor_record(store), lambda: AuditorRecord(name=self._name, since_ms=self._ports.wall_ms()))
         self._audits = audit_record(store)
@@ -205,8 +192,7 @@ class Auditor:
         self._looked_at = 0.0  # when the bookies were last looked at
         self._away_from: float | None = None  # since when metadata has not answered
         self._expected: frozenset[str] = frozenset()  # the bookies that metadata knew then
-        self._draining_since: dict[str, float] = {}
-        self._kept_for: dict[str, list[str]] = {}  # by draining bookie, records for whose sake it has to keep its disks
+        self._decommissions = Decommissions(self._store, self._state, self._settings, self._ports)
         self._requested: frozenset[str] = frozenset()  # bookies to be recovered at once, as of the last poll
         self._back: dict[str, float] = {}  # bookies whose copies are checked, with the time when they came back
         self._runs: dict[str, str] = {}  # of each bookie, the run in which it was last registered
@@ -321,18 +307,19 @@ class Auditor:
                     self._emptied_walked = {bookie: self._disks[bookie] for bookie in seen.emptied}
                 if not self._was_off:  # otherwise some ledgers were only counted
                     await self._finish_requests(seen)
-                await self._note_drained(walked)
+                unreadable = walked.unreadable
+                await self._decommissions.on_walked(seen.draining, walked.holdings, began=walked.began, unreadable=unreadable)
         self._checks.retry(asyncio.get_running_loop().time())
         if self._checks:
             self._has_checks.set()
         await self._update_figures(seen)
-        await self._finish_drained(seen)
+        await self._finish_decommissions(seen)
         await self._note_refilled(seen)
 
     async def _look_at_bookies(self) -> BookiesSeen:
         """Update the timers and return the state of the bookies. Raises MetadataError."""
         self._requested = requested = frozenset(await list_names(self._store, keys.REPAIR_REQUESTS_KEY))
-        now = asyncio.get_running_loop().time()  # nothing is awaited from here to the end of `waiting`: an outage resets timers
+        now = asyncio.get_running_loop().time()  # nothing is awaited from here to the end of `waiting`: an outage pauses timers
         self._pause_timers(now)
         registered = self._state.registered()
         for bookie in sorted(registered):
@@ -347,7 +334,7 @@ class Auditor:
             if bookie not in registered:
                 self._lost_since.setdefault(bookie, now)
                 self._back.pop(bookie, None)
-        self._draining_since = {bookie: self._draining_since.get(bookie, now) for bookie in self._state.draining}
+        self._decommissions.look()
         grace_s = self._settings.grace_s
         waiting = frozenset(
             bookie for bookie, since in self._lost_since.items() if now - since < grace_s and bookie not in requested
@@ -694,89 +681,20 @@ class Auditor:
                 if bookie in runs:
                     self._lost_since.pop(bookie, None)
 
-    async def _note_drained(self, walk: _Walk) -> None:
-        """Save the progress of each decommissioning.
-
-        A bookie counts as empty only after a walk that began when every broker and worker knew for some time that it is draining:
-        until then one of them may give it another ledger. It is not empty either while it may have copies of a ledger that can be
-        restored, or the only copy of an entry.
-        """
-        now_ms, known_for_s = self._ports.wall_ms(), _POLLS_UNTIL_KNOWN * self._settings.poll_s
-        for bookie in sorted(walk.seen.draining):
-            found = await self._draining.get(bookie)
-            if found is None:
-                continue
-            ledgers = walk.holdings.get(bookie, BookieHoldings()).ledgers
-            record = found.record
-            if record.ledgers_at_start is None:
-                record = record.replace(ledgers_at_start=ledgers)
-            is_known = walk.began - self._draining_since.get(bookie, walk.began) >= known_for_s
-            is_drained = is_known and ledgers == 0 and walk.unreadable == 0  # an unreadable record may name it
-            is_drained = is_drained and not await self._must_be_kept(bookie)
-            record = record.replace(drained_at_ms=(record.drained_at_ms or now_ms) if is_drained else None)
-            if record != found.record:
-                try:
-                    await self._draining.replace(bookie, record, found.version)
-                except (BadVersionError, NoSuchKeyError):
-                    continue
-                if record.drained_at_ms is not None:
-                    log.info("bookie.drained", extra={"bookie": bookie})
-
-    async def _must_be_kept(self, bookie: str) -> bool:
-        """Return whether something else than the records of ledgers needs the copies of a bookie. Raises MetadataError."""
-        staying = self._state.registered() - self._state.draining
-        deleted = await last_copies_of_deleted(self._store, bookie, staying)
-        # In this order: a ledger that is brought back meanwhile is seen in one of the trees.
-        unchecked = await unchecked_ledgers_naming(self._store, bookie)
-        self._kept_for[bookie] = [*deleted, *unchecked, *await marks_remembering(self._store, bookie)]
-        return bool(self._kept_for[bookie])
-
-    async def _is_kept(self, bookie: str) -> bool:
-        """Return whether a record that the last `_must_be_kept` found is still there. Raises MetadataError."""
-        kept_for = self._kept_for.get(bookie, [])
-        while kept_for and await self._store.get(kept_for[-1]) is None:
-            kept_for.pop()
-        return bool(kept_for)
-
-    async def _finish_drained(self, seen: BookiesSeen) -> None:
-        """Remove the records of a bookie that was drained and has ended. If nothing names a bookie any more, walk again.
-
-        It must have been gone for the grace period: a bookie that only lost its session would return as an unknown one, and be used
-        again.
-        """
-        for bookie in sorted(seen.draining):
-            found = await self._draining.get(bookie)
-            if found is None:
-                continue
-            if found.record.drained_at_ms is None:
-                is_marked = any(bookie in one.bookies or bookie in one.former for one in self._marked.values())
-                unreadable = self.audit is not None and self.audit.unreadable_records
-                if not (is_marked or unreadable or self._state.off is not None or await self._is_kept(bookie)):
-                    self._next_walk = 0.0
-            elif bookie not in seen.registered and bookie not in seen.waiting:  # otherwise it may be restarting, with its cookie
-                if await self._must_be_kept(bookie):  # since the last walk
-                    self._next_walk = 0.0
-                else:
-                    await self._forget_bookie(bookie, found.version)
-
-    async def _forget_bookie(self, bookie: str, version: int) -> None:
-        cookie = await self._cookies.get(bookie)
-        lives = bookie_lives(self._store)
-        life = await lives.get(bookie)
-        ops: list[Op] = [self._draining.delete_op(bookie, version)]
-        ops += [] if cookie is None else [self._cookies.delete_op(bookie, cookie.version)]
-        ops += [] if life is None else [lives.delete_op(bookie, life.version)]
-        if cookie is not None:
-            gone = decommissioned_bookies(self._store)
-            record = DecommissionedBookie(bookie_id=bookie, incarnation=cookie.record.incarnation, at_ms=self._ports.wall_ms())
-            before = await gone.get(bookie)
-            ops.append(gone.create_op(bookie, record) if before is None else gone.replace_op(bookie, record, before.version))
-        try:
-            await self._store.multi(ops)
-        except (BadVersionError, KeyExistsError, NoSuchKeyError):
+    async def _finish_decommissions(self, seen: BookiesSeen) -> None:
+        """Forget bookies that were drained and have ended. If nothing needs a draining bookie any more, walk again."""
+        if not seen.draining:
             return
-        self._lost_since.pop(bookie, None)
-        log.info("bookie.decommissioned", extra={"bookie": bookie})
+        unreadable = self.audit is not None and self.audit.unreadable_records
+        if unreadable or self._state.off is not None:
+            needed = seen.draining
+        else:
+            needed = frozenset(bookie for one in self._marked.values() for bookie in (*one.bookies, *one.former))
+        finished = await self._decommissions.finish(seen, needed)
+        if finished.needs_walk:
+            self._next_walk = 0.0
+        for bookie in finished.forgotten:
+            self._lost_since.pop(bookie, None)
 
     async def _note_refilled(self, seen: BookiesSeen) -> None:
         """Note bookies that lost their disk and have everything again: after a walk no mark names them for that reason."""

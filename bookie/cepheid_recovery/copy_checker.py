@@ -95,9 +95,9 @@ class CopyChecker:
         self._locks = check_locks(store)
         self._marks = repair_marks(store)
         self._since: dict[int, float] = {}
-        self._away_since: dict[str, float] = {}
-        self._noted_away_at = 0.0
-        self._was_away = False  # metadata did not answer since
+        self._away_since: dict[str, float] = {}  # by bookie that does not run
+        self._noted_at = 0.0  # when `_away_since` was last updated
+        self._metadata_failed = False  # whether a request to metadata has failed since
         self._retries = Retries(settings.retry_s)
         self._heard: dict[int, tuple[int, set[tuple[int, str]]]] = {}
         """By ledger that could not be checked completely: the version of its record, and the first entry of each fragment with each
@@ -128,7 +128,7 @@ class CopyChecker:
                 self._note_away()
                 await self._check_listed()
             except Exception as error:  # a defect must end neither repair nor the bookie in this process
-                self._was_away = True
+                self._metadata_failed = True
                 log.warning("repair.unchecked_not_read", extra={"error": repr(error)})
             try:
                 async with asyncio.timeout(self._settings.poll_s):
@@ -235,8 +235,8 @@ class CopyChecker:
     def _note_away(self) -> None:
         """Update since when bookies do not run. The time counts only while repair is on and metadata answers."""
         now = asyncio.get_running_loop().time()
-        paused_s = now - self._noted_away_at if self._was_away else 0.0
-        self._noted_away_at, self._was_away = now, False
+        paused_s = now - self._noted_at if self._metadata_failed else 0.0
+        self._noted_at, self._metadata_failed = now, False
         away = () if self._state.off is not None else set(self._state.expected()) - self._state.registered()
         self._away_since = {bookie: min(now, self._away_since.get(bookie, now) + paused_s) for bookie in away}
 

@@ -14,7 +14,7 @@ Rules:
 3. A mark is removed only at the version that was read, together with the write of the record (R3). What could not be done stays in
    the mark, with the reason.
 4. An entry without a valid copy is noted in the mark and in the log; the rest of its fragment moves, and the bookie that may still
-   have the entry is remembered (`former`).
+   have the entry is remembered (`former`) until it answers that it does not have it.
 5. Locks save work. They are not needed for safety: a worker that lost its lock with its session writes without it, and of two
    workers that copied the same ledger the second one fails at rule 1. A worker that does not know whether it got or released a lock
    finds its own name in it, and uses it.
@@ -40,6 +40,7 @@ from cepheid_ledger import (
     entries_of,
     is_finished,
 )
+from cepheid_ledger.entry_copy import denied_by_both
 from cepheid_ledger.verification import Copy
 from cepheid_metadata import (
     BadVersionError,
@@ -105,6 +106,8 @@ class _Attempt:
     left: dict[str, str] = field(default_factory=dict)
     lost: list[tuple[int, int]] = field(default_factory=list)
     former: set[str] = field(default_factory=set)
+    denied: frozenset[str] | None = None
+    """Bookies that the mark remembers and that certainly have none of the lost entries; None: no entry is lost."""
 
 
 class ReplicationWorker:
@@ -397,6 +400,7 @@ class ReplicationWorker:
             if report.lost:
                 attempt.lost += report.lost
                 attempt.former |= away | report.unreadable  # a bookie that is away, or can read again, may have them
+                attempt.denied = denied_by_both(attempt.denied, report.denied)
             for run in _not_in(report.lost, mark.lost):
                 self._tell_lost(ledger, fragment.ensemble, run)
 
@@ -458,14 +462,17 @@ class ReplicationWorker:
             targets = {place: bookie for place, bookie in enumerate(fragment.ensemble) if bookie not in away}
             if len(targets) < len(fragment.ensemble):  # until all of them have it, those that hold a copy must keep it
                 attempt.lost.append((first, last))
+                attempt.denied = frozenset()
             try:
                 report = await self._client.copy_entries(CopyTask(ledger, fragment, first, last, targets, away, mark.former))
             except CopyFailedError:
                 attempt.lost.append((first, last))
+                attempt.denied = frozenset()
             else:
                 self._count(report)
                 attempt.lost += report.lost
                 attempt.former |= report.unreadable
+                attempt.denied = denied_by_both(attempt.denied, report.denied)
 
     def _count(self, report: CopyReport) -> None:
         self.statistics.entries += report.entries
@@ -521,7 +528,7 @@ class ReplicationWorker:
             last_copy_entries=shortage.last_copy_entries,
             problem="; ".join(problems),
             lost=tuple(EntryRun(first=first, last=last) for first, last in lost),
-            former=tuple(sorted({*mark.former, *attempt.former})) if lost else (),
+            former=tuple(sorted({*mark.former, *attempt.former} - (attempt.denied or frozenset()))) if lost else (),
             damaged={bookie: runs for bookie, runs in (mark.damaged or {}).items() if bookie in left} or None,
         )
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -274,13 +274,13 @@ async def _restorable(store: MetadataStore, bookie: str) -> str:
 async def last_copies_of_deleted(
     store: MetadataStore, bookie: str, staying: Collection[str], *, newest: int | None = None
 ) -> dict[str, int | None]:
-    """Return the deleted ledgers that can still be restored, and of which a bookie has the last copies, by the key of their record.
+    """Return the deleted ledgers that can still be restored and have no copies but this bookie's, by the key of their record.
 
-    Only bookies that stay count, those that run and are not being decommissioned. A ledger with copies there needs none of this
-    bookie's: those that it lacks when it is restored are made then.
+    `staying`: bookies that run and are not being decommissioned. Copies on others do not count, as those bookies may be gone when
+    the ledger is restored. Missing copies are made after that, so one bookie with copies is enough.
 
-    The value is the wall clock time until which the ledger can be restored. It is None for a record that cannot be read, and may
-    name the bookie. `newest`: how many of the newest ledgers are looked at; None: all.
+    The value is the wall clock time until which the ledger can be restored, or None if the record cannot be read (it may name the
+    bookie). `newest`: how many of the newest ledgers are read; None: all.
     """
     records = deleted_ledger_records(store)
     limbo = await _limbo_of(store, staying)  # below that id they have lost what they had, and deleted ledgers are not copied again
@@ -298,9 +298,13 @@ async def last_copies_of_deleted(
 
     ledger_ids = [ledger_id async for ledger_id in list_deleted_ledgers(store)]
     ledger_ids = ledger_ids if newest is None else ledger_ids[-newest:]
+    await _for_each(ledger_ids, look_at)
+    return naming
+
+
+async def _for_each(ledger_ids: Sequence[int], look_at: Callable[[int], Coroutine[Any, Any, None]]) -> None:
     for start in range(0, len(ledger_ids), _READ_AT_ONCE):
         await asyncio.gather(*map(look_at, ledger_ids[start : start + _READ_AT_ONCE]))
-    return naming
 
 
 async def _limbo_of(store: MetadataStore, bookies: Collection[str]) -> dict[str, int]:
@@ -316,7 +320,7 @@ async def _limbo_of(store: MetadataStore, bookies: Collection[str]) -> dict[str,
 
 
 async def unchecked_ledgers_naming(store: MetadataStore, bookie: str) -> list[str]:
-    """Return the keys of ledgers on the list of those to be checked that name the bookie. One that was brought back is on it."""
+    """Return the keys of unchecked ledgers that name the bookie. A ledger that was restored is unchecked at first."""
     records, unchecked = ledger_records(store), unchecked_ledgers(store)
     naming: list[str] = []
 
@@ -330,14 +334,15 @@ async def unchecked_ledgers_naming(store: MetadataStore, bookie: str) -> list[st
                 naming.append(unchecked.key_of(ledger_id))
 
     ledger_ids = [int(name) for name in await list_names(store, keys.UNCHECKED_LEDGERS_KEY)]
-    for start in range(0, len(ledger_ids), _READ_AT_ONCE):
-        await asyncio.gather(*map(look_at, ledger_ids[start : start + _READ_AT_ONCE]))
+    await _for_each(ledger_ids, look_at)
     return naming
 
 
 async def marks_remembering(store: MetadataStore, bookie: str) -> list[str]:
-    """Return the keys of marks with entries of which the bookie may have the only copy, although the ledger's record does not name
-    it, and of marks that only a newer release can read."""
+    """Return the keys of repair marks that list the bookie as one that may have the only copy of an entry (`former`).
+
+    The keys of marks that only a newer release can read are included.
+    """
     records = repair_marks(store)
     remembering: list[str] = []
 
@@ -353,8 +358,7 @@ async def marks_remembering(store: MetadataStore, bookie: str) -> list[str]:
                 remembering.append(records.key_of(ledger_id))
 
     ledger_ids = [ledger_id async for ledger_id in list_repair_marks(store)]
-    for start in range(0, len(ledger_ids), _READ_AT_ONCE):
-        await asyncio.gather(*map(look_at, ledger_ids[start : start + _READ_AT_ONCE]))
+    await _for_each(ledger_ids, look_at)
     return remembering
 
 

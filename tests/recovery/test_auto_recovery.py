@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cepheid_metadata import LedgerState, ShortReason, decommissioned_bookies
+from cepheid_metadata import LedgerState, ShortReason, decommissioned_bookies, draining_bookies
 from cepheid_metadata.repair_views import mark_damaged
 from cepheid_recovery import AutoRecovery
 from cepheid_recovery import auditor as auditor_module
@@ -131,7 +131,7 @@ async def test_decommissioning_moves_everything_and_then_says_that_the_bookie_is
         await world.drain("b")
         await asyncio.sleep(20)  # without any grace period
         await world.wait_whole(*ledger_ids)
-        draining = world.processes[0].auditor._draining
+        draining = draining_bookies(world.store)
         found = await draining.get("b")
         assert found is not None
         assert (found.record.ledgers_at_start, found.record.drained_at_ms is not None) == (3, True)

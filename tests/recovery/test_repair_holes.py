@@ -110,6 +110,23 @@ async def test_a_bookie_with_the_only_copy_stays_remembered_until_all_named_ones
         await world.wait_whole(ledger_id)
 
 
+async def test_a_bookie_that_denies_one_entry_stays_remembered_for_another_that_some_named_bookies_lack() -> None:
+    async with repair_world(*"abcd") as world:
+        ledger_id = await world.closed_ledger("abc")
+        for name, entry_id in ("a4", "c4", "a7", "b7", "c7"):
+            world.ledgers.cluster[name].damage(ledger_id, int(entry_id))
+        process = await world.start()
+        world.kill("b")
+        await asyncio.sleep(QUICK.grace_s + 10)
+        assert (await world.marks())[ledger_id].former == ("b",)
+        world.kill("a", "d")
+        world.revive("b")
+        process.on_bookies_changed()
+        await asyncio.sleep(10)
+        mark = (await world.marks())[ledger_id]
+        assert ([(run.first, run.last) for run in mark.lost], mark.former) == ([(4, 4), (7, 7)], ("b",))
+
+
 @pytest.mark.parametrize("how", ["is down", "cannot read it now"])
 async def test_a_bookie_that_may_have_the_only_copy_of_an_entry_is_not_drained(how: str) -> None:
     async with repair_world(*"abcde", settings=_NO_SAMPLES) as world:

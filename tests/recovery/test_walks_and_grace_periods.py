@@ -29,6 +29,13 @@ async def damage_record(world: RepairWorld, key: str) -> None:
     await world.store.put(key, b"{damaged", found.version)
 
 
+async def delete(world: RepairWorld, ledger_id: int) -> None:
+    """Delete a ledger, so that it can be restored for an hour."""
+    found = await ledger_records(world.store).get(ledger_id)
+    assert found is not None
+    await DeletedLedgers(world.store).delete(found, now_ms=0, grace_ms=3_600_000)
+
+
 async def state_of(world: RepairWorld, bookie: str) -> str:
     found = await draining_bookies(world.store).get(bookie)
     return "gone" if found is None else "draining" if found.record.drained_at_ms is None else "drained"
@@ -69,9 +76,7 @@ async def test_a_bookie_whose_disk_was_emptied_holds_no_copies_of_deleted_ledger
         ledger_id = await world.closed_ledger("abc")
         process = await world.start()
         await asyncio.sleep(10)
-        found, deleted = await ledger_records(world.store).get(ledger_id), DeletedLedgers(world.store)
-        assert found is not None
-        await deleted.delete(found, now_ms=0, grace_ms=3_600_000)
+        await delete(world, ledger_id)
         await world.lose_disk("a", 1000, "a2")
         await world.lose_disk("b", 1000, "b2")
         process.on_bookies_changed()
@@ -86,15 +91,13 @@ async def test_a_ledger_that_is_brought_back_during_a_walk_keeps_its_bookie() ->
         ledger_id = await world.closed_ledger("abc")
         process = await world.start()
         await asyncio.sleep(10)
-        found, deleted = await ledger_records(world.store).get(ledger_id), DeletedLedgers(world.store)
-        assert found is not None
-        await deleted.delete(found, now_ms=0, grace_ms=3_600_000)
+        await delete(world, ledger_id)
         world.kill("a", "b")
         walk_slice = process.auditor._walk_slice
 
         async def undelete_after(*args: Any) -> None:
             await walk_slice(*args)
-            since = process.auditor._draining_since.get("c")
+            since = process.auditor._decommissions.draining_since.get("c")
             if since is not None and args[0].began - since >= 2:  # this walk may find it empty
                 await process.worker._client.undelete(ledger_id)
 
@@ -299,3 +302,23 @@ async def test_a_throttled_request_in_a_walk_delays_the_repair_of_a_lost_bookie_
         process.on_bookies_changed()
         await asyncio.sleep(QUICK.grace_s + 30)
         assert "b" not in (await world.ledgers.record(ledger_id)).last_fragment.ensemble
+
+
+async def test_a_bookie_that_was_remembered_is_drained_when_it_has_been_asked_although_the_entry_stays_lost() -> None:
+    """Its mark stays, as the entry is lost."""
+    async with repair_world(*"abcde", settings=_NO_SAMPLES) as world:
+        ledger_id = await world.closed_ledger("abc")
+        for name in "ac":
+            del world.ledgers.cluster[name].entries[ledger_id][5]
+        process = await world.start()
+        await asyncio.sleep(10)
+        world.kill("b")
+        await world.drain("b")
+        process.on_bookies_changed()
+        await asyncio.sleep(QUICK.grace_s + 60)
+        assert (await world.marks())[ledger_id].former == ("b",)
+        del world.ledgers.cluster["b"].entries[ledger_id][5]
+        world.revive("b")
+        process.on_bookies_changed()
+        await asyncio.sleep(120)
+        assert await state_of(world, "b") == "drained"

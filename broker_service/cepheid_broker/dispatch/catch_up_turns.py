@@ -96,7 +96,7 @@ class CatchUpPace:
 
 
 class CatchUpTurns:
-    """The turns of all subscriptions of a broker, each of which submits one step at a time.
+    """Runs the steps of a broker's subscriptions at the pace of `CatchUpPace`. Each subscription submits one step at a time.
 
     `clock_s`: seconds that pass within a turn of the loop too, unlike loop time.
     """

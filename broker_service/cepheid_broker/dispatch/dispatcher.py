@@ -358,7 +358,7 @@ class Dispatcher:
         return Position(read.ledger_id, read.first), read.last - read.first + 1, max_bytes
 
     def _in_parts(self, groups: list[EntryGroup]) -> list[EntryGroup]:
-        """Return the groups in parts of which each is enough for a pass: a core sends a group as a whole if permits suffice."""
+        """Split groups into parts of `PACED_ENTRIES` while clients publish: a core sends a whole group if permits suffice."""
         if not self._turns.is_paced:
             return groups
         return [

@@ -98,7 +98,8 @@ class RepairChecks:
         history = self._history
 
         def stays(other: str) -> bool:
-            is_leaving = history.drained_until.get(other) == math.inf and history.now_s - self._draining_since[other] >= VIEW_S
+            since_s = self._draining_since.get(other, math.inf)
+            is_leaving = history.drained_until.get(other) == math.inf and history.now_s - since_s >= VIEW_S
             return not is_leaving and history.was_registered_within(other, VIEW_S)
 
         return any(

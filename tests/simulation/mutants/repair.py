@@ -12,7 +12,7 @@ from cepheid_bookie.bookie import Bookie
 from cepheid_bookie.checkpoint import Checkpointer
 from cepheid_ledger import entry_copy, is_finished, recovery
 from cepheid_metadata import Fragment, LedgerMetadata
-from cepheid_recovery import auditor, repair_plan, replication_worker
+from cepheid_recovery import decommissions, repair_plan, replication_worker
 from cepheid_recovery.replication_worker import ReplicationWorker
 from cepheid_rpc import AddRequest, BookieUnavailableError, Status
 from tests.simulation.mutants.registry import mutant, scenario_mutant
@@ -211,7 +211,7 @@ def drain_a_bookie_that_may_have_the_only_copy() -> Iterator[None]:
 
     Random worlds rarely get there: all other copies of an entry must be unreadable while its bookie is decommissioned.
     """
-    with mock.patch.object(auditor, "marks_remembering", AsyncMock(return_value=[])):
+    with mock.patch.object(decommissions, "marks_remembering", AsyncMock(return_value=[])):
         yield
 
 
@@ -223,5 +223,5 @@ def drain_a_bookie_with_the_last_copies_of_deleted_ledgers() -> Iterator[None]:
     Random worlds take hundreds of seeds: a ledger must be deleted shortly before its bookie counts as drained, because it can be
     brought back for 1.5 s only.
     """
-    with mock.patch.object(auditor, "last_copies_of_deleted", AsyncMock(return_value={})):
+    with mock.patch.object(decommissions, "last_copies_of_deleted", AsyncMock(return_value={})):
         yield

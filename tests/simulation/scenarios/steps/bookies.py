@@ -93,7 +93,7 @@ def full_disks(scene: Scene, bookie: SimBookie) -> None:
 
 @step("the disks of {bookie} have room again")
 def disks_with_room(scene: Scene, bookie: SimBookie) -> None:
-    """As much as before."""
+    """The free space is what it was before the disks were full."""
     bookie.disk.full = False
 
 
